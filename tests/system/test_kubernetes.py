@@ -314,15 +314,16 @@ def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
     time.sleep(1)  # The cluster's timestamps have whole seconds.
     second = kinetic.run(accelerator=GANG, start_timeout=1)(world).run_async()
 
+    place = rf"waits in the queue 'lq': .* One other job comes first: kinetic-{first.job_id}"
+
     def its_place():
-        reason = second._backend.why_waiting(second.ref) or ""
-        return re.search(r"waits in the queue 'lq': .* One other job comes first", reason)
+        return re.search(place, second._backend.why_waiting(second.ref) or "")
 
     wait_until(its_place, "nobody says which place the job has in its queue")
     time.sleep(2)  # start_timeout begins when the queue admits the job.
     assert second.status() == "PENDING"
     page = second.explain().sections
-    assert re.search(r"waits in the queue 'lq': .* One other job comes first", page["Waits"])
+    assert re.search(place, page["Waits"])
     assert page["Next"] == f"Stop waiting: kinetic jobs cancel {second.job_id}"
     second.cancel()
     first.cancel()

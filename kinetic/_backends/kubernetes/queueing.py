@@ -1,9 +1,12 @@
 """The diagnosis of a job that a queue has suspended. The reason is only in Kueue's Workload.
 
-In: the Job or JobSet, its Workload, its position in the queue. Out: a `JobDiagnosis`. Pure.
+In: the Job or JobSet, its Workload, the jobs before it in the queue. Out: a `JobDiagnosis`. Pure.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import (
@@ -13,10 +16,13 @@ from kinetic._backends.kubernetes.observed import (
     labels,
     metadata,
 )
+from kinetic.errors import name_some
 
 _NEVER = ("ExceedsMaxQuota", "Misconfigured")
 _OTHER_FLAVOR_FITS = "unused quota"
 """Substring of a message about several alternative flavors, one of which may still fit."""
+_IS_NEXT = "This job is the next to start"
+_MOST_NAMES = 3
 _NEVER_WORDS = ("doesn't exist", "maximum capacity", "insufficient quota")
 
 
@@ -29,14 +35,14 @@ def was_evicted(queue_workload: Document | None) -> bool:
 
 
 def why_suspended(
-    workload: Document, queue_workload: Document | None, position: int | None = None
+    workload: Document, queue_workload: Document | None, ahead: Sequence[str] | None = None
 ) -> JobDiagnosis:
     """Return what a suspended job waits for.
 
     Args:
         workload: the Job or JobSet.
         queue_workload: Kueue's Workload, or None if it does not exist (yet).
-        position: the number of jobs before this one in its queue.
+        ahead: the names of the jobs before this one in its queue.
     """
     queue = labels(workload).get(QUEUE_LABEL, "")
     name = metadata(workload).get("name", "")
@@ -55,20 +61,18 @@ def why_suspended(
     for find in (_find_deactivation, _find_preemption, _find_check, _find_reservation):
         finding = find(queue, queue_workload)
         if finding is not None:
-            return _add_position(finding, position)
-    return _add_position(
-        JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue!r}."), position
+            return _name_ahead(finding, ahead)
+    return _name_ahead(
+        JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue!r}."), ahead
     )
 
 
-def _add_position(finding: JobDiagnosis, position: int | None) -> JobDiagnosis:
-    if position is None or finding.hopeless:
+def _name_ahead(finding: JobDiagnosis, ahead: Sequence[str] | None) -> JobDiagnosis:
+    if ahead is None or finding.hopeless:
         return finding
-    before = {0: "This job is the next to start", 1: "One other job comes first"}
-    text = before.get(position, f"{position} other jobs come first")
-    return JobDiagnosis(
-        finding.kind, f"{finding.sentence} {text}.", finding.hopeless, finding.hosts
-    )
+    opening = f"{len(ahead)} other jobs come" if len(ahead) > 1 else "One other job comes"
+    text = f"{opening} first: {name_some(ahead, _MOST_NAMES)}"
+    return replace(finding, sentence=f"{finding.sentence} {text if ahead else _IS_NEXT}.")
 
 
 def _find_deactivation(queue: str, workload: Document) -> JobDiagnosis | None:

@@ -206,7 +206,7 @@ class ClusterSnapshot:
             events=context.events_of,
             nodes=context.nodes if waits and lacks_nodes else None,
             queue_workload=queue_workload,
-            queue_position=_position(queue_workload, context.queues or ())
+            queued_ahead=_list_ahead(queue_workload, context.queues or ())
             if waits and queue_workload
             else None,
             own_secret=names.workload_of(ref.job_id),
@@ -357,17 +357,18 @@ def resource_of(ref: JobRef) -> Resource:
     return JOBSETS if has_several else JOBS
 
 
-def _owners(thing: Document) -> list[str]:
-    return [owner.get("uid", "") for owner in metadata(thing).get("ownerReferences") or ()]
+def _owners(thing: Document, field: str = "uid") -> list[str]:
+    return [owner.get(field, "") for owner in metadata(thing).get("ownerReferences") or ()]
 
 
-def _position(own: Document, workloads: Sequence[Document]) -> int | None:
-    """Count the workloads before `own` in its queue; None if `own` does not wait in one."""
+def _list_ahead(own: Document, workloads: Sequence[Document]) -> list[str] | None:
+    """Return the names of the jobs before `own` in its queue; None if it waits in none."""
     if not _waits(own):
         return None
     queue = (own.get("spec") or {}).get("queueName")
     rivals = [w for w in workloads if (w.get("spec") or {}).get("queueName") == queue and _waits(w)]
-    return sum(_rank(rival) < _rank(own) for rival in rivals)
+    ahead = sorted((rival for rival in rivals if _rank(rival) < _rank(own)), key=_rank)
+    return [(_owners(rival, "name") or [metadata(rival).get("name", "")])[0] for rival in ahead]
 
 
 def _waits(queue_workload: Document) -> bool:
