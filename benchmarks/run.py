@@ -11,6 +11,7 @@ ORDER = (
     "startup.py",
     "calls.py",
     "sessions.py",
+    "programs.py",
     "batch.py",
     "submit_tree.py",
     "store_calls.py",

@@ -454,22 +454,22 @@ def test_pods_that_are_gone_are_known_by_the_message_of_their_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "words"),
+    ("earlier", "words"),
     [
         ([], "This job is the next to start."),
         (["a"], "One other job comes first: a."),
         (["a", "b", "c", "d"], "4 other jobs come first: a, b, c and 1 more."),
     ],
 )
-def test_the_jobs_that_come_first_in_the_queue_are_named(ahead, words) -> None:
+def test_the_jobs_that_come_first_in_the_queue_are_named(earlier, words) -> None:
     job = jobset()
     job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "lq"}
     job["spec"]["suspend"] = True
-    assert of(Observed(job, queued_ahead=ahead)).sentence.startswith(
+    assert of(Observed(job, earlier_jobs=earlier)).sentence.startswith(
         "The job waits for the queue 'lq'"
     )
     queued = {"spec": {"active": True}, "status": {"conditions": []}}
-    finding = of(Observed(job, queue_workload=queued, queued_ahead=ahead))
+    finding = of(Observed(job, queue_workload=queued, earlier_jobs=earlier))
     assert finding.sentence == f"The job waits in the queue 'lq'. {words}"
 
 

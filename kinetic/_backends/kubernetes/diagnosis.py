@@ -88,7 +88,7 @@ class Observed:
         events: the events of the workload, its Jobs and pods, by their names.
         nodes: the nodes of the cluster; None if the caller may not list them.
         queue_workload: Kueue's Workload of the job.
-        queued_ahead: the names of the jobs before it in the queue, or None.
+        earlier_jobs: the names of the jobs before it in the queue, or None.
         own_secret: the name of the Secret that kinetic creates for the job.
     """
 
@@ -98,7 +98,7 @@ class Observed:
     events: EventsOf = lambda _: ()
     nodes: Sequence[Document] | None = None
     queue_workload: Document | None = None
-    queued_ahead: Sequence[str] | None = None
+    earlier_jobs: Sequence[str] | None = None
     own_secret: str = ""
 
 
@@ -120,7 +120,7 @@ def diagnose(
     if is_suspended(workload) or queueing.was_evicted(observed.queue_workload):
         refusal = _not_queued(observed, now) if observed.queue_workload is None else None
         return refusal or queueing.why_suspended(
-            workload, observed.queue_workload, observed.queued_ahead
+            workload, observed.queue_workload, observed.earlier_jobs
         )
     jobs = [workload, *observed.jobs]
     lost = pod_failures.why_stopped(jobs) or pod_failures.why_lost(pods)

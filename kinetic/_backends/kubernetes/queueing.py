@@ -35,14 +35,14 @@ def was_evicted(queue_workload: Document | None) -> bool:
 
 
 def why_suspended(
-    workload: Document, queue_workload: Document | None, ahead: Sequence[str] | None = None
+    workload: Document, queue_workload: Document | None, earlier: Sequence[str] | None = None
 ) -> JobDiagnosis:
     """Return what a suspended job waits for.
 
     Args:
         workload: the Job or JobSet.
         queue_workload: Kueue's Workload, or None if it does not exist (yet).
-        ahead: the names of the jobs before this one in its queue.
+        earlier: the names of the jobs before this one in its queue.
     """
     queue = labels(workload).get(QUEUE_LABEL, "")
     name = metadata(workload).get("name", "")
@@ -61,18 +61,18 @@ def why_suspended(
     for find in (_find_deactivation, _find_preemption, _find_check, _find_reservation):
         finding = find(queue, queue_workload)
         if finding is not None:
-            return _name_ahead(finding, ahead)
-    return _name_ahead(
-        JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue!r}."), ahead
+            return _name_earlier(finding, earlier)
+    return _name_earlier(
+        JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue!r}."), earlier
     )
 
 
-def _name_ahead(finding: JobDiagnosis, ahead: Sequence[str] | None) -> JobDiagnosis:
-    if ahead is None or finding.hopeless:
+def _name_earlier(finding: JobDiagnosis, earlier: Sequence[str] | None) -> JobDiagnosis:
+    if earlier is None or finding.hopeless:
         return finding
-    opening = f"{len(ahead)} other jobs come" if len(ahead) > 1 else "One other job comes"
-    text = f"{opening} first: {name_some(ahead, _MOST_NAMES)}"
-    return replace(finding, sentence=f"{finding.sentence} {text if ahead else _IS_NEXT}.")
+    opening = f"{len(earlier)} other jobs come" if len(earlier) > 1 else "One other job comes"
+    text = f"{opening} first: {name_some(earlier, _MOST_NAMES)}"
+    return replace(finding, sentence=f"{finding.sentence} {text if earlier else _IS_NEXT}.")
 
 
 def _find_deactivation(queue: str, workload: Document) -> JobDiagnosis | None:

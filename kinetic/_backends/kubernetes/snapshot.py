@@ -206,7 +206,7 @@ class ClusterSnapshot:
             events=context.events_of,
             nodes=context.nodes if waits and lacks_nodes else None,
             queue_workload=queue_workload,
-            queued_ahead=_list_ahead(queue_workload, context.queues or ())
+            earlier_jobs=_list_earlier(queue_workload, context.queues or ())
             if waits and queue_workload
             else None,
             own_secret=names.workload_of(ref.job_id),
@@ -361,14 +361,14 @@ def _owners(thing: Document, field: str = "uid") -> list[str]:
     return [owner.get(field, "") for owner in metadata(thing).get("ownerReferences") or ()]
 
 
-def _list_ahead(own: Document, workloads: Sequence[Document]) -> list[str] | None:
+def _list_earlier(own: Document, workloads: Sequence[Document]) -> list[str] | None:
     """Return the names of the jobs before `own` in its queue; None if it waits in none."""
     if not _waits(own):
         return None
     queue = (own.get("spec") or {}).get("queueName")
     rivals = [w for w in workloads if (w.get("spec") or {}).get("queueName") == queue and _waits(w)]
-    ahead = sorted((rival for rival in rivals if _rank(rival) < _rank(own)), key=_rank)
-    return [(_owners(rival, "name") or [metadata(rival).get("name", "")])[0] for rival in ahead]
+    earlier = sorted((rival for rival in rivals if _rank(rival) < _rank(own)), key=_rank)
+    return [(_owners(rival, "name") or [metadata(rival).get("name", "")])[0] for rival in earlier]
 
 
 def _waits(queue_workload: Document) -> bool:
