@@ -94,15 +94,7 @@ def _resolve_topology(before: Topology | None, arguments: Mapping[str, Any]) -> 
     return resolve(name, spot=spot)
 
 
-REMOVED = {
-    "survivors": "every attempt starts new processes, on this machine too. Remove it.",
-}
-"""Options that no longer exist, with advice."""
-
-
 def _describe_unknown(name: str) -> str:
-    if name in REMOVED:
-        return f"@kinetic.run no longer has the option {name!r}: {REMOVED[name]}"
     import difflib  # Only an error needs it.
 
     near = difflib.get_close_matches(name, TABLE, n=1)

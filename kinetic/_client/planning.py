@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import dis
-import itertools
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -26,7 +23,7 @@ from kinetic._core import checks
 from kinetic._core.accelerators import prices
 from kinetic._core.options import Options
 from kinetic._core.place import Place
-from kinetic._core.plan import BUCKETS, Blob, Cell, Cost, Limits, Plan, Versions, needs_jax
+from kinetic._core.plan import Blob, Cell, Cost, Limits, Plan, Versions, needs_jax
 from kinetic._core.ref import new_job_id
 from kinetic._core.session import are_alike
 from kinetic._core.spec import name_of
@@ -398,8 +395,6 @@ def plan_function(
         )
     captured, secrets = _read_environment(options)
     _check_secrets(secrets, place)
-    if place.is_supervised and calls:
-        _check_checkpoints(func, *calls[0])
     cost = _estimate_cost(options, settings, place)
     draft = Plan(
         job_id=job_id or new_job_id(),
@@ -457,24 +452,6 @@ def _check_secrets(secrets: Mapping[str, str], place: Place) -> None:
             f"{SECRET_BYTES:,}. Put the secrets into a secret manager, and fetch them in the "
             "function."
         )
-
-
-def _check_checkpoints(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a function whose code visibly passes a bucket to `Checkpointer`, if gcsfs is missing.
-    A best effort: it reads the bytecode, the globals and the arguments."""
-    code = getattr(func, "__code__", None)
-    if code is None or "Checkpointer" not in code.co_names or find_spec("gcsfs"):
-        return
-    variables = {**func.__globals__, **dict(zip(code.co_varnames, args, strict=False)), **kwargs}
-    steps = itertools.dropwhile(lambda s: s.argval != "Checkpointer", dis.get_instructions(code))
-    passed = [s.argval for s in itertools.takewhile(lambda s: "CALL" not in s.opname, steps)]
-    for name in (n for each in passed for n in (each if isinstance(each, tuple) else (each,))):
-        folder = variables.get(name, name)
-        if isinstance(folder, str) and folder.startswith(BUCKETS):
-            raise UsageError(
-                f"{name_of(func)} saves checkpoints to {folder}, for which Orbax needs the package "
-                "gcsfs. Install it: pip install gcsfs."
-            )
 
 
 def complete_options(options: Options, settings: Settings) -> Options:

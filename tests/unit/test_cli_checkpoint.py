@@ -247,16 +247,6 @@ def test_the_formula_is_shown(world: World, capsys: Capture) -> None:
     assert out.endswith("60.375 GB per host: a ramdisk of at least 57579Mi.\n")
 
 
-@pytest.mark.parametrize(
-    ("ramdisk", "code"), [("57579Mi", 0), ("57578Mi", 1), ("60GB", 1), ("1T", 0), ("many", 2)]
-)
-def test_a_ramdisk_is_checked(world: World, ramdisk: str, code: int, capsys: Capture) -> None:
-    words = ("checkpoint", "size", "--params", "70e9", "--hosts", "32", "--ramdisk", ramdisk)
-    assert world(*words) == code
-    if code == 1:
-        assert "Request 57579Mi" in capsys.readouterr().err
-
-
 def test_size_takes_the_number_of_hosts_from_the_accelerator(world: World, capsys: Capture) -> None:
     words = ("checkpoint", "size", "--params", "1e9", "-a", "tpu-v6e-16", "--json")
     assert world(*words) == 0

@@ -458,14 +458,3 @@ def test_a_full_disk_below_stdout_is_told(command: str, tmp_path: Path) -> None:
         )
     wanted = "error: The output could not be written: No space left on device.\n"
     assert (done.returncode, done.stderr) == (1, wanted)
-
-
-def test_an_option_that_was_removed_says_what_to_do_instead(world: World, capsys: Capture) -> None:
-    for words in (["--survivors", "keep"], ["--survivors=keep"]):
-        assert world("run", "-a", "cpu", *words, "train.py") == 2
-        err = " ".join(capsys.readouterr().err.split())
-        assert "kinetic run no longer has --survivors: every attempt starts new processes" in err
-        assert "Remove it." in err
-    assert world("run", "-a", "cpu", "--no-such-option", "train.py") == 2
-    assert "No such option" in capsys.readouterr().err
-    assert world.submitted == []

@@ -124,7 +124,6 @@ class Trainer:
         ({"slices": (1, 2), "max_failures": -1}, "max_failures must be 0 or more"),
         ({"slices": (1, 2), "slice_timeout": 0}, "slice_timeout must be more than 0"),
         ({"slices": (1, 2), "on_slice_loss": "stop"}, 'on_slice_loss must be "wait" or "shrink"'),
-        ({"slices": (1, 2), "survivors": "keep"}, "every attempt starts new processes"),
         ({"controller": "one"}, 'controller must be "single" or "multi"; got \'one\''),
         ({"controller": None}, 'controller must be "single" or "multi"; got None'),
         ({"controller": "single"}, "machines with 4 or 8 chips. cpu is none of these"),

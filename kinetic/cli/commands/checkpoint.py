@@ -84,7 +84,6 @@ Examples:
   kinetic checkpoint size --params 70e9 --hosts 32
   kinetic checkpoint size --params 8e9 --accelerator tpu-v6e-64
   kinetic checkpoint size gs://bucket/run-42 --hosts 32
-  kinetic checkpoint size --params 70e9 --hosts 32 --ramdisk 64Gi
 """
 
 
@@ -342,9 +341,6 @@ def _remove_exclusively(checkpoints: Checkpoints, chosen: list[Step]) -> None:
     show_default=True,
     help="Additional room.",
 )
-@click.option(
-    "--ramdisk", metavar="SIZE", help="Check that a ramdisk of this size, such as 64Gi, is enough."
-)
 @json_option
 @click.argument("uri", metavar="[URI]", required=False, shell_complete=complete_with("folders"))
 @pass_app
@@ -358,9 +354,8 @@ def size(
     accelerator: str | None,
     bytes_per_param: float,
     margin: float,
-    ramdisk: str | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Print the memory that a host needs for local checkpoints, with its formula."""
     if (uri is None) == (params is None):
         raise UsageError("Give either --params or the URI of checkpoints, not both.")
@@ -376,23 +371,13 @@ def size(
         raise UsageError("--params and --bytes-per-param must be greater than 0.")
     needed = Size(params, _hosts(hosts, accelerator), bytes_per_param, margin / 100)
     quantity = checkpoint_size.quantity(needed.host_bytes)
-    has = None if ramdisk is None else _bytes(ramdisk)
     if as_json:
-        output.json_document(_document(needed, quantity, has))
-    else:
-        for row, formula, result in _formula(needed, what):
-            output.line(f"{row:<14}{formula:<40}= {result}")
-        output.line(
-            f"{in_gigabytes(needed.host_bytes)} per host: a ramdisk of at least {quantity}."
-        )
-    if has is not None and has < needed.host_bytes:
-        output.error(
-            f"A ramdisk of {ramdisk} ({in_gigabytes(has)}) is too small for "
-            f"{in_gigabytes(needed.host_bytes)}.",
-            f"Request {quantity}, or use slices with more hosts.",
-        )
-        return exit_codes.FAILED
-    return exit_codes.OK
+        return output.json_document(_document(needed, quantity))
+    for row, formula, result in _formula(needed, what):
+        output.line(f"{row:<14}{formula:<40}= {result}")
+    return output.line(
+        f"{in_gigabytes(needed.host_bytes)} per host: a ramdisk of at least {quantity}."
+    )
 
 
 def _hosts(hosts: int | None, accelerator: str | None) -> int:
@@ -416,7 +401,7 @@ def _formula(needed: Size, what: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def _document(needed: Size, quantity: str, has: float | None) -> dict[str, Any]:
+def _document(needed: Size, quantity: str) -> dict[str, Any]:
     return {
         "parameters": needed.parameters,
         "bytes_per_parameter": needed.bytes_per_parameter,
@@ -426,19 +411,4 @@ def _document(needed: Size, quantity: str, has: float | None) -> dict[str, Any]:
         "part_bytes": needed.part_bytes,
         "host_bytes": needed.host_bytes,
         "ramdisk": quantity,
-        "is_enough": None if has is None else has >= needed.host_bytes,
     }
-
-
-_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12} | {
-    f"{letter}i": 1024.0**power for power, letter in enumerate("kmgt", 1)
-}
-
-
-def _bytes(words: str) -> float:
-    matched = re.fullmatch(r"(\d+\.?\d*)\s*([kmgt]i?)?b?", words.strip().lower())
-    if matched is None:
-        raise UsageError(
-            f"{words!r} is not a size. Write a number and a unit, such as 64Gi, 60000Mi or 60GB."
-        )
-    return float(matched[1]) * _UNITS[matched[2] or ""]

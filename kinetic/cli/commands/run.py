@@ -75,16 +75,7 @@ class _RunCommand(click.Command):
         programs.refuse_late(program, words)
         if _ONE_HOST_FLAG in words:
             words += _ONE_HOST
-        try:
-            return super().parse_args(ctx, list(words))
-        except click.NoSuchOption as unknown:
-            from kinetic._client.options import REMOVED
-
-            if why := REMOVED.get(unknown.option_name.lstrip("-").replace("-", "_")):
-                raise UsageError(
-                    f"kinetic run no longer has {unknown.option_name}: {why}"
-                ) from unknown
-            raise
+        return super().parse_args(ctx, list(words))
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show the program after the options."""
