@@ -15,6 +15,18 @@ import kinetic
 from kinetic import errors
 
 
+def read_members(job_id):
+    """Return what `top` shows of the hosts, once each has told its leader of its output."""
+    printed = subprocess.run(
+        [sys.executable, "-m", "kinetic", "jobs", "top", "--json", job_id],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    (job,) = json.loads(printed.stdout)
+    return job["members"] if all(member["last_line"] for member in job["members"]) else None
+
+
 def test_the_stacks_of_pods_are_shown(on_cluster):
     handle = kinetic.run(accelerator="tpu-v6e-8")(stand_still).run_async()
     wait_until(
@@ -30,15 +42,9 @@ def test_the_stacks_of_pods_are_shown(on_cluster):
         timeout=PATIENCE_S,
     )
     assert "stand_still" in printed.stdout, printed.stderr
-    printed = subprocess.run(
-        [sys.executable, "-m", "kinetic", "jobs", "top", "--json", handle.job_id],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    (job,) = json.loads(printed.stdout)
-    assert [(m["host"], m["last_line"]) for m in job["members"]] == [(0, "begun"), (1, "begun")]
-    assert all(m["log_bytes"] == len("begun\n") for m in job["members"])
+    members = wait_until(lambda: read_members(handle.job_id), "their output is not shown")
+    assert [(m["host"], m["last_line"]) for m in members] == [(0, "begun"), (1, "begun")]
+    assert all(m["log_bytes"] == len("begun\n") for m in members)
     handle.cancel()
     with pytest.raises(errors.NotFound, match="not running"):
         handle.stacks()
