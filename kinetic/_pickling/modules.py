@@ -189,8 +189,6 @@ def _locate_in_tree(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]])
                 if top not in sys.stdlib_module_names:
                     is_inside = own.startswith(f"{root}/")
                     paths[name] = own[len(root) + 1 :] if is_inside else entry + inner
-                    if entry and os.path.isfile(f"{root}/{entry[:-1]}"):
-                        paths[name] = entry[:-1]  # The archive, such as a zipapp.
                 break
             if _is_module(f"{root}/{entry}{top}"):
                 break  # The host would import this module of the same name instead.

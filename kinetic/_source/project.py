@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import zipimport
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -181,18 +180,6 @@ def _search_path(sys_path: Sequence[str], cwd: Path, root: Path) -> tuple[str, .
     for entry in sys_path:
         place = Path(os.path.realpath(cwd / entry))
         relative = _relative(place, root)
-        if (
-            relative is not None
-            and not _INSTALLED & set(relative.split("/"))
-            and (place.is_dir() or _is_archive(place))
-        ):
+        if relative is not None and not _INSTALLED & set(relative.split("/")) and place.is_dir():
             folders[relative] = None
     return tuple(folders)
-
-
-def _is_archive(place: Path) -> bool:
-    """True if Python can import from this file, such as a .zip."""
-    try:
-        return place.is_file() and bool(zipimport.zipimporter(str(place)))
-    except zipimport.ZipImportError:
-        return False

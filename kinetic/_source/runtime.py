@@ -1,7 +1,7 @@
 """kinetic itself as an archive: hosts of a cluster run exactly the version that submitted the job.
 
-In: the package as it is installed on this machine (a wheel, an editable checkout, a zip). Out:
-`Archive`, and the program that unpacks it in a pod.
+In: the package as it is installed on this machine (a wheel, an editable checkout). Out: `Archive`,
+and the program that unpacks it in a pod.
 
 The same files give the same bytes: names are sorted, and times, owners and modes are left out. The
 archive has none of the package's dependencies (gRPC, cloudpickle, …), which hosts install (see
@@ -57,7 +57,7 @@ def archive(cache_dir: Path, package: Path = _PACKAGE) -> Archive:
 
     Args:
         cache_dir: the user's cache folder.
-        package: the folder of the package, which may lie in a zip.
+        package: the folder of the package.
 
     Raises:
         UsageError: the package cannot be read.
@@ -70,7 +70,7 @@ def archive(cache_dir: Path, package: Path = _PACKAGE) -> Archive:
         if cached is not None:
             return cached
         packed = _pack(package)
-    except (OSError, zipfile.BadZipFile) as error:
+    except OSError as error:
         raise UsageError(
             f"kinetic's own files in {package} cannot be read: {error}. Reinstall kinetic."
         ) from error
@@ -81,71 +81,40 @@ def archive(cache_dir: Path, package: Path = _PACKAGE) -> Archive:
 
 def bootstrap(package: Path = _PACKAGE) -> str:
     """Return the source of the program that a pod runs first (`kinetic._host.bootstrap`)."""
-    return _read_content(package, "_host/bootstrap.py").decode()
+    return (package / "_host/bootstrap.py").read_text("utf-8")
 
 
 def _pack(package: Path) -> Archive:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as target:
-        for rel in sorted(_list_names(package)):
+        names = (entry.path[len(str(package)) + 1 :] for entry in _list_entries(str(package)))
+        for rel in sorted(names):
             if rel.startswith(_DASHBOARD):
                 continue
             about = zipfile.ZipInfo(f"kinetic/{rel}", _EPOCH)
             about.create_system, about.external_attr = 3, _MODE
             about.compress_type = zipfile.ZIP_DEFLATED
-            target.writestr(about, _read_content(package, rel))
+            target.writestr(about, (package / rel).read_bytes())
     data = file.getvalue()
     return Archive(Blob(hashlib.sha256(data).hexdigest(), len(data)), data)
 
 
-def _list_names(package: Path) -> Iterator[str]:
-    """Yield the paths of the package's files, relative to it, in any order."""
-    zipped = _find_zip(package)
-    if zipped is None:
-        yield from (entry.path[len(str(package)) + 1 :] for entry in _list_entries(str(package)))
-        return
-    prefix = f"{package.relative_to(zipped).as_posix()}/"
-    with zipfile.ZipFile(zipped) as source:
-        for name in source.namelist():
-            rel = name.removeprefix(prefix)
-            if name.startswith(prefix) and rel and all(map(_is_ours, rel.split("/"))):
-                yield rel
-
-
 def _list_entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the package's files, in any order."""
     with os.scandir(folder) as listing:
-        for entry in filter(lambda entry: _is_ours(entry.name), listing):
+        for entry in listing:
+            if entry.name.startswith(_LEFT_OUT) or entry.name.endswith(".pyc"):
+                continue
             if entry.is_dir():
                 yield from _list_entries(entry.path)
             else:
                 yield entry
 
 
-def _is_ours(name: str) -> bool:
-    return bool(name) and not name.startswith(_LEFT_OUT) and not name.endswith(".pyc")
-
-
-def _read_content(package: Path, rel: str) -> bytes:
-    zipped = _find_zip(package)
-    if zipped is None:
-        return (package / rel).read_bytes()
-    with zipfile.ZipFile(zipped) as source:
-        return source.read((package / rel).relative_to(zipped).as_posix())
-
-
-def _find_zip(package: Path) -> Path | None:
-    return None if package.is_dir() else next(filter(Path.is_file, package.parents), None)
-
-
 def _stamp_files(package: Path, began_ns: int) -> tuple[str, bool]:
     """Return a text that changes when a file of the package changes, and True if a file is so new
     that its next change might not show."""
-    zipped = _find_zip(package)
-    stamps = (
-        {entry.path: stamp_of(entry.stat()) for entry in _list_entries(str(package))}
-        if zipped is None
-        else {str(zipped): stamp_of(zipped.stat())}
-    )
+    stamps = {entry.path: stamp_of(entry.stat()) for entry in _list_entries(str(package))}
     if not stamps:
         raise FileNotFoundError(f"{package} is empty")
     text = json.dumps([_SCHEMA, sorted(stamps.items())])

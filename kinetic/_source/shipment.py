@@ -229,9 +229,6 @@ def entry_dir(func: Callable[..., Any], cwd: Path) -> Path:
         or any(folder.is_relative_to(f) for f in foreign)
     ):
         return cwd
-    archive = next((each for each in (folder, *folder.parents) if each.is_file()), None)
-    if archive is not None:
-        return archive.parent
     return folder if folder.is_dir() else cwd
 
 

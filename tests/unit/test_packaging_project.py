@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -163,14 +162,6 @@ def test_the_search_path_is_kept_in_order_without_installed_packages(place):
     project = find(repo / "src/b.py", place, cwd=repo, sys_path=sys_path)
     assert project.sys_path_rel == ("", "src", "lib")
     assert project.cwd_rel == ""
-
-
-def test_archives_on_the_search_path_are_kept(place):
-    tree(place, "repo/setup.py", "repo/x.py", "repo/no.zip")
-    with zipfile.ZipFile(place / "repo/libs.zip", "w") as archive:
-        archive.writestr("lib.py", "")
-    sys_path = [str(place / "repo" / name) for name in ("libs.zip", "no.zip", "gone.zip")]
-    assert find(place / "repo/x.py", place, sys_path=sys_path).sys_path_rel == ("libs.zip",)
 
 
 def test_links_are_seen_through(place):

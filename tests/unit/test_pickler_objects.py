@@ -6,7 +6,6 @@ import importlib
 import sys
 import types
 import weakref
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ import wrapt
 from payload_cases import elsewhere, in_main
 from script_host import sent
 
-from kinetic._pickling import call, modules, results
-from kinetic._pickling.modules import Shipped
-from kinetic._source import bundle, shipment
+from kinetic._pickling import call, results
 from kinetic.errors import PicklingError, SetupFailed
 
 
@@ -95,28 +92,6 @@ def test_a_package_has_the_modules_that_the_cells_of_a_notebook_import(packages:
     code = f"sys.path.insert(0, {str(packages)!r})\nfrom kinetic._pickling import call\n"
     output = elsewhere(code + "print('named' in call.unpack(data)[0]())", pack(space["use"]).data)
     assert output == "True"
-
-
-def test_modules_in_an_archive_are_imported_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = tmp_path / "picklertest.pyz"
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("picklertest_zipped.py", "class Point: pass\n")
-        file.writestr("picklertest_pack/__init__.py", "def train(): pass\n")
-    monkeypatch.syspath_prepend(str(archive))
-    names = ("picklertest_zipped", "picklertest_pack")
-    imported = [importlib.import_module(name) for name in names]
-    try:
-        tree = bundle.build(tmp_path, cache_dir=tmp_path / "cache")
-        loaded = modules.classify(Shipped(tmp_path, ("picklertest.pyz", ""), tree.manifest))
-        folder = shipment.entry_dir(imported[1].train, Path("/"))
-    finally:
-        for name in names:
-            del sys.modules[name]
-    assert set(names) <= set(loaded.imported)
-    assert not set(imported) & set(loaded.by_value)
-    assert folder == tmp_path.resolve()
 
 
 # -- objects ---------------------------------------------------------------------------------------

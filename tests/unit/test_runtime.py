@@ -83,13 +83,8 @@ def test_times_modes_and_order_do_not_matter(package, tmp_path):
     assert runtime.archive(tmp_path / "cache", other).data == first.data
 
 
-def test_a_package_in_a_zip_gives_the_same_archive(package, tmp_path):
-    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as zipped:
-        for path in sorted(package.rglob("*"), reverse=True):
-            zipped.write(path, f"lib/kinetic/{path.relative_to(package).as_posix()}")
-    inside = tmp_path / "app.pyz" / "lib" / "kinetic"
-    assert runtime.archive(tmp_path, inside).data == runtime.archive(tmp_path, package).data
-    assert runtime.bootstrap(inside) == runtime.bootstrap(package) == "go()\n"
+def test_the_first_program_of_a_pod_is_a_file_of_the_package(package):
+    assert runtime.bootstrap(package) == "go()\n"
 
 
 def test_a_change_is_seen_at_once(package, tmp_path):
@@ -102,21 +97,18 @@ def test_a_change_is_seen_at_once(package, tmp_path):
 
 
 def test_an_unchanged_package_is_taken_from_the_cache(package, tmp_path):
-    zipped = tmp_path / "app.pyz"
-    with zipfile.ZipFile(zipped, "w") as target:
-        target.write(package / "a.py", "kinetic/a.py")
     # The cache trusts only files with an old ctime, which a test cannot set. So write the note that
     # the cache would write for old files.
-    stamps, _ = runtime._stamp_files(zipped / "kinetic", 0)
-    archive = runtime.archive(tmp_path, zipped / "kinetic")
-    note = tmp_path / "runtime" / hashlib.sha256(os.fsencode(zipped / "kinetic")).hexdigest()[:32]
+    stamps, _ = runtime._stamp_files(package, 0)
+    archive = runtime.archive(tmp_path, package)
+    note = tmp_path / "runtime" / hashlib.sha256(os.fsencode(package)).hexdigest()[:32]
     assert not note.exists()
     runtime._remember(note, stamps, archive)
     assert runtime._read_note(note, stamps) == archive
     assert runtime._read_note(note, "others") is None
     note.write_bytes(note.read_bytes()[:-1])
     assert runtime._read_note(note, stamps) is None
-    assert runtime.archive(tmp_path, zipped / "kinetic") == archive
+    assert runtime.archive(tmp_path, package) == archive
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(package, tmp_path):
