@@ -144,8 +144,7 @@ class _CallerState:
                 packed = make()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
             self._blame(call, error)
-        warnings = (*self._warnings, *packed.warnings)
-        return replace(packed, warnings=warnings, parts=lambda: self._list_parts(call))
+        return replace(packed, warnings=self._warnings, parts=lambda: self._list_parts(call))
 
     def _list_parts(
         self, call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -255,14 +254,8 @@ def _pack_record(
         kind, lambda file: used.append(dump(file)), env_vars, function=function
     )
     digest = hashlib.sha256(data).hexdigest()
-    return Packed(
-        data,
-        digest,
-        len(data),
-        envelope.read_versions(),
-        warnings=used[0].changes,
-        external=used[0].external,
-    )
+    versions = envelope.read_versions()
+    return Packed(data, digest, len(data), versions, external=used[0].external)
 
 
 class BatchPickler:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import ast
 import io
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -36,8 +35,6 @@ Loads = Callable[[bytes], Any]
 
 _MOST_NODES = 200
 _FIRST_FRAMES, _LAST_FRAMES = 50, 150
-_BODY_BYTES, _BODY_S = 1 << 20, 5.0
-"""Limits for reading the response in an HTTPError: bytes and seconds."""
 Frame = tuple[Any, ...]
 """A frame of a traceback: file, function, line, first line of the function; last line, first column
 and last column of the expression."""
@@ -110,7 +107,9 @@ def _make_node(
     loads: Loads,
     source_map: tuple[str, str] | None,
 ) -> Node:
-    body, whole = _pickle_exception(_read_body(_map_syntax_error(error, source_map)), dumps, loads)
+    body, whole = _pickle_exception(
+        _drop_connection(_map_syntax_error(error, source_map)), dumps, loads
+    )
     return {
         "type": f"{type(error).__module__}.{type(error).__qualname__}",
         "text": text_of(error),
@@ -138,26 +137,15 @@ def _map_syntax_error(error: BaseException, source_map: tuple[str, str] | None) 
     return error
 
 
-def _read_body(error: Any) -> Any:
-    """Replace the connection in urllib's HTTPError by the response's content, since connections
-    cannot be pickled; return other exceptions unchanged."""
+def _drop_connection(error: Any) -> Any:
+    """Replace the connection in urllib's HTTPError by an empty file, since connections cannot be
+    pickled; return other exceptions unchanged."""
     if type(error) is getattr(sys.modules.get("urllib.error"), "HTTPError", None):
         with suppress(Exception):
-            parts: list[bytes] = []
-            reading = threading.Thread(target=_read_into, args=(parts, error), daemon=True)
-            reading.start()
-            reading.join(_BODY_S)  # A response such as an event stream may never end.
-            body = io.BytesIO(b"".join(parts))
-            copy = type(error)(error.url, error.code, error.msg, error.hdrs, body)
+            copy = type(error)(error.url, error.code, error.msg, error.hdrs, io.BytesIO())
             vars(copy)["__notes__"] = getattr(error, "__notes__", [])
             return copy
     return error
-
-
-def _read_into(parts: list[bytes], answer: Any) -> None:
-    with suppress(Exception):
-        while (room := _BODY_BYTES - sum(map(len, parts))) and (part := answer.read1(room)):
-            parts.append(part)
 
 
 def _pickle_exception(

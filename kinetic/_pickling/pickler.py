@@ -20,7 +20,6 @@ import enum
 import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from io import TextIOWrapper
 from types import FunctionType, ModuleType
 from typing import Any, BinaryIO
 
@@ -110,7 +109,6 @@ class CallPickler(CodePickler):
 
     Attributes:
         external: Objects left out of the pickle; see `ExternalObjectPickler`.
-        changes: Warnings about objects that become another type, such as open files.
     """
 
     external: tuple[object, ...] = ()
@@ -125,7 +123,6 @@ class CallPickler(CodePickler):
             for module, name in _HOST_OBJECTS
             if (value := getattr(sys.modules.get(module), name, None)) is not None
         }
-        self.changes: tuple[str, ...] = ()
         self.globals_ref[id(namespace)] = _ScriptNamespace(namespace)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -155,9 +152,6 @@ class CallPickler(CodePickler):
         kind = type(obj)
         if issubclass(kind, enum.Enum):
             return enums.reduce_member(obj)
-        if kind in (memoryview, TextIOWrapper):
-            self._note_change(obj)
-            return NotImplemented
         if _is_global(obj):
             return obj.__qualname__
         if getattr(kind, "is_plain_in_jobs", False):
@@ -168,21 +162,6 @@ class CallPickler(CodePickler):
         if find_wrapped(obj) is not None and _is_made_of_arguments(kind):
             return object.__new__, (kind,), vars(obj)
         return super().reduce_object(obj)
-
-    def _note_change(self, obj: Any) -> None:
-        """Add a warning about an object that becomes another type on the host."""
-        if isinstance(obj, memoryview):
-            change = (
-                "A memoryview in the call is sent as bytes: changes that hosts make to it are lost."
-            )
-        elif obj in (sys.stdout, sys.stderr):
-            return
-        else:
-            change = (
-                f"The open file {getattr(obj, 'name', '')!r} in the call is sent as an io.StringIO "
-                "with its content. To send the file, pass its path or kinetic.Data."
-            )
-        self.changes = tuple(dict.fromkeys((*self.changes, change)))
 
     def _list_submodules(self, package: ModuleType) -> list[str]:
         """Return the submodules of a package that the script imports. The host imports them: the

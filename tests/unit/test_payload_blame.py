@@ -161,18 +161,12 @@ def test_deep_nesting_is_named():
         deep = deep.pop()
 
 
-def test_what_arrives_as_something_else_is_said(tmp_path):
+def test_open_files_and_views_arrive_as_their_content(tmp_path):
     (tmp_path / "notes.txt").write_text("text")
     with (tmp_path / "notes.txt").open() as file:
-        packed = pack(double, [file, file, memoryview(b"view")])
-        _, ((content, _, view),), _ = call.unpack(packed.data)
+        packed = pack(double, [file, memoryview(b"view")])
+        _, ((content, view),), _ = call.unpack(packed.data)
     assert (content.read(), view) == ("text", b"view")
-    assert [("StringIO" in each, "memoryview" in each) for each in packed.warnings] == [
-        (True, False),
-        (False, True),
-    ]
-    assert "notes.txt" in packed.warnings[0]
-    assert pack(double, 1).warnings == ()
 
 
 @pytest.mark.skipif(
