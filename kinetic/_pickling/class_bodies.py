@@ -1,16 +1,14 @@
 """Rebuild classes with the parts that cloudpickle omits or sets too late.
 
-The parts are qualified names, slots, the base of a `TypedDict`, the fields of a `msgspec.Struct`,
-and registrations. `complete` adds them to the tuple from which cloudpickle rebuilds a class.
+The parts are qualified names, slots, the base of a `TypedDict`, and registrations. `complete` adds
+them to the tuple from which cloudpickle rebuilds a class.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MemberDescriptorType
 from typing import Any
 
@@ -45,8 +43,6 @@ def complete(
     state = state | list_repeated(cls)
     if typing.is_typeddict(cls):
         bases = (typing.TypedDict,) if bases == (dict,) else bases
-    elif type(cls).__name__ == "StructMeta" and type(cls).__module__.startswith("msgspec"):
-        metaclass = _find_struct_maker(cls)
     elif "__slots__" in vars(cls) and typing.NamedTuple not in bases:
         # Slots must be in the class body; cloudpickle sets them on the finished class.
         body["__slots__"] = vars(cls)["__slots__"]
@@ -87,55 +83,6 @@ def list_repeated(cls: type) -> dict[str, Any]:
         if name not in _MADE_WITH_A_CLASS
         and any(vars(base).get(name, _NONE) is value for base in cls.__bases__)
     }
-
-
-def _find_struct_maker(cls: Any) -> Callable[..., type]:
-    """Return a function that makes this struct, with its fields and options; called in place of
-    the metaclass."""
-    config = cls.__struct_config__
-    options = {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
-    names, values = cls.__struct_fields__, cls.__struct_defaults__
-    keys = dict(zip(names, cls.__struct_encode_fields__, strict=True))
-    defaults = dict(zip(names[len(names) - len(values) :], values, strict=True))
-    own = [name for name in names if name in read_annotations(cls)]
-    options["kw_only"] = not set(own) & set(cls.__match_args__)
-    fields = {
-        name: {"name": keys[name]} | _describe_default(defaults.get(name, _NONE)) for name in own
-    }
-    return functools.partial(make_struct, options, fields, has_hook="__post_init__" in vars(cls))
-
-
-def _describe_default(default: Any) -> dict[str, Any]:
-    """Return the keyword argument of `msgspec.field` for a default value or factory."""
-    kind = type(default).__name__
-    if kind == "Factory" and hasattr(default, "factory"):
-        return {"default_factory": default.factory}
-    return {} if default is _NONE or kind == "NoDefaultType" else {"default": default}
-
-
-def make_struct(
-    options: Mapping[str, Any],
-    fields: Mapping[str, Mapping[str, Any]],
-    name: str,
-    bases: tuple[type, ...],
-    body: Mapping[str, Any],
-    *,
-    has_hook: bool,
-) -> type:
-    """Make a `msgspec.Struct`. Fields have the type `object` until the annotations are set."""
-    msgspec = importlib.import_module("msgspec")
-    fields_of_struct = {key: msgspec.field(**field) for key, field in fields.items()}
-    annotations = {"__annotations__": dict.fromkeys(fields, object)}
-    hook = {"__post_init__": call_post_init} if has_hook else {}
-    cls: type = type(msgspec.Struct)(
-        name, bases, {**body, **annotations, **fields_of_struct, **hook}, **options
-    )
-    return cls
-
-
-def call_post_init(struct: Any) -> None:
-    """Call the class's current `__post_init__`. msgspec would call the one set at its creation."""
-    type(struct).__post_init__(struct)
 
 
 def _make_registered_body(cls: type) -> dict[str, Any]:

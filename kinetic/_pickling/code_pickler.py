@@ -124,6 +124,11 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self.reduce_object(obj)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
+            if type(obj).__name__ == "StructMeta" and type(obj).__module__.startswith("msgspec"):
+                raise Unsuitable(
+                    f"Hosts cannot rebuild the msgspec.Struct {obj.__name__} of a script: move it "
+                    "into a module of the project."
+                )
             return class_bodies.complete(obj, reduced, self.list_registrations(obj))
         return reduced
 

@@ -67,7 +67,7 @@ class Diagnosis:
             where += f": its part {self.path} is {with_article(self.type_name)}"
         elif f"({self.type_name})" not in self.component:
             where += f": it is {with_article(self.type_name)}"
-        if isinstance(cause, Unsuitable) and f"empty {self.type_name} " in str(cause):
+        if isinstance(cause, Unsuitable) and f" {self.type_name} " in str(cause):
             advice = str(cause)
         elif isinstance(cause, RecursionError) or "recursion" in str(cause).lower():
             advice = _FLATTEN
