@@ -320,7 +320,7 @@ def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bo
     With `flush`, flush after each chunk.
     """
     streams, anything = Streams(), False
-    for chunk in prefixer.join_chunks(chunks):
+    for chunk in chunks:
         if chunk is None:
             continue
         anything = True
@@ -338,7 +338,7 @@ def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Pre
     from kinetic._core.log_format import STDERR
 
     streams = Streams()
-    for chunk in stdout.join_chunks(chunks):
+    for chunk in chunks:
         if chunk is None:
             continue
         if chunk.stream == STDERR:

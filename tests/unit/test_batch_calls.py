@@ -3,9 +3,7 @@ job."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import threading
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from laptop_fakes import InlineBackend
 import kinetic
 from kinetic import collections, errors
 from kinetic._backends import registry
-from kinetic._client.batch import sources
 from kinetic._client.batch.sources import UNKNOWN_ROOM, CallingFunction
 from kinetic._config import settings as configuration
 from kinetic._core import layout
@@ -245,10 +242,7 @@ def gated():
 
 
 @pytest.mark.starts_processes
-@pytest.mark.parametrize("in_memory", [sources.IN_MEMORY_BYTES, 1])
-def test_jobs_get_the_inputs_as_they_were_when_the_batch_began(gated, monkeypatch, in_memory):
-    monkeypatch.setattr(sources, "IN_MEMORY_BYTES", in_memory)
-
+def test_jobs_get_the_inputs_as_they_were_when_the_batch_began(gated):
     @kinetic.run(accelerator="cpu")
     def rate_of(config, where, lock=None):
         return config["rate"]
@@ -267,23 +261,6 @@ def test_jobs_get_the_inputs_as_they_were_when_the_batch_began(gated, monkeypatc
         *values, refused = batch.results(timeout=PATIENCE_S, return_exceptions=True)
         assert values == [rate, rate]
         assert "Keyword 'lock' cannot be pickled" in str(refused)
-
-
-@pytest.mark.starts_processes
-def test_inputs_for_which_there_is_no_room_are_refused_before_anything_is_submitted(
-    backend, home, monkeypatch
-):
-    class Full:
-        def write(self, data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(sources.tempfile, "SpooledTemporaryFile", lambda size: Full())
-    with pytest.raises(errors.UsageError, match=r"No space left.*TMPDIR"):
-        add.run_async_map([1, 2])
-    assert not (home / "groups").exists()
 
 
 @pytest.mark.starts_processes

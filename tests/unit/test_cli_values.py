@@ -181,41 +181,6 @@ def test_marks_lose_nothing(parts: list[tuple[int, bytes]]) -> None:
             assert b"".join(lines) == printed.replace(b"\n", b"")
 
 
-@given(st.lists(st.none() | st.tuples(st.integers(0, 1), st.integers(1, 2), st.binary(max_size=9))))
-def test_joining_keeps_bytes_order_and_pauses(parts: list[tuple[int, int, bytes] | None]) -> None:
-    def flat(chunks: list[LogChunk | None]) -> list[tuple[int, int, bytes] | None]:
-        out: list[tuple[int, int, bytes] | None] = []
-        for c in chunks:
-            out += [None] if c is None else [(c.host, c.stream, bytes([b])) for b in c.data]
-        return out
-
-    chunks = [None if p is None else LogChunk(p[0], p[1], 1, p[2]) for p in parts]
-    joined = list(Prefixer(hosts=True).join_chunks(chunks))
-    assert flat(joined) == flat(chunks)
-    assert len(joined) <= len(chunks)
-
-
-def test_what_was_joined_is_not_held_back() -> None:
-    steps: list[str] = []
-
-    def source():
-        yield chunk(b"a\n")
-        yield chunk(b"b\n")
-        yield None
-        steps.append("asked again")
-
-    stream = Prefixer().join_chunks(source())
-    assert [next(stream), next(stream)] == [chunk(b"a\nb\n"), None]
-    assert steps == []
-
-
-def test_long_chunks_are_not_gathered_in_memory() -> None:
-    long = chunk(b"x" * (1 << 16))
-    joined = list(Prefixer().join_chunks([long] * 400))
-    assert max(len(c.data) for c in joined if c) <= 2 << 20
-    assert sum(len(c.data) for c in joined if c) == 400 << 16
-
-
 def test_durations() -> None:
     seconds = (-1, 0, 0.04, 0.44, 8.21, 45.9, 119, 120, 755, 7199, 7200, 11100, 172800)
     texts = [

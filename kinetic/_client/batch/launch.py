@@ -85,7 +85,7 @@ def launch(
     inputs. If nothing limits the number of jobs, all are submitted before this function returns.
 
     Raises:
-        UsageError: the inputs are too many, or do not fit on the disk; nothing was submitted.
+        UsageError: the inputs are too many; nothing was submitted.
         StoreError: the store is full or cannot be written; nothing was submitted.
     """
     if total > _MOST_INPUTS:

@@ -3,11 +3,8 @@ that submits jobs itself."""
 
 from __future__ import annotations
 
-import dataclasses
-import tempfile
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,12 +17,10 @@ from kinetic._client.planning import BatchMember, Planned, Target
 from kinetic._config.settings import Settings
 from kinetic._pickling.call import BatchPickler, Packed
 from kinetic._store.base import Store
-from kinetic.errors import UsageError, UsageTypeError, a_type, text_of
+from kinetic.errors import UsageError, UsageTypeError, a_type
 
 UNKNOWN_ROOM = 64
 """The number of concurrent jobs on a backend that does not report its capacity."""
-IN_MEMORY_BYTES = 64 * 1024**2
-"""Limit for the pickles of all calls together; larger ones are stored in a temporary file."""
 
 
 class JobSource(Protocol):
@@ -57,7 +52,7 @@ class PackagedCalls:
         target: Target,
     ) -> None:
         self._calls = calls
-        self._snapshot: CallSnapshot | None = None
+        self._snapshot: list[Packed | Exception] | None = None
         self._shared = shared
         self._target = target
         self._pickler = BatchPickler(
@@ -71,20 +66,16 @@ class PackagedCalls:
 
     def snapshot_inputs(self) -> None:
         """Pickle the arguments of all calls. `submit` raises the error of a call that cannot be
-        pickled.
-
-        Raises:
-            UsageError: the disk has no room for the pickles.
-        """
-        self._snapshot = CallSnapshot(self._pack_calls())
+        pickled."""
+        self._snapshot = [self._try_pack(index) for index in range(len(self._calls))]
         self._calls = ()
 
-    def _pack_calls(self) -> Iterator[Packed | Exception]:
-        for index in range(len(self._calls)):
-            try:
-                yield self._pack_call(index)
-            except Exception as error:  # noqa: BLE001 - packing runs the user's code; one input must not end the others
-                yield error
+    def _try_pack(self, index: int) -> Packed | Exception:
+        try:
+            # Drop `parts`, which refer to the input's objects.
+            return replace(self._pack_call(index), parts=tuple)
+        except Exception as error:  # noqa: BLE001 - packing runs the user's code; one input must not end the others
+            return error
 
     def _pack_call(self, index: int) -> Packed:
         call = self._calls[index]
@@ -100,7 +91,7 @@ class PackagedCalls:
     def _share_bundle(self, sent: Planned) -> None:
         """Use the first job's source tree for all jobs, even if files change later."""
         if sent.bundle is not self._shared.bundle:
-            self._shared = dataclasses.replace(self._shared, bundle=sent.bundle)
+            self._shared = replace(self._shared, bundle=sent.bundle)
 
     def room(self) -> int:
         """Return the number of such jobs that fit the backend at the same time."""
@@ -110,8 +101,11 @@ class PackagedCalls:
     def plan_call(self, group_id: str, index: int) -> Planned:
         """Return the plan of one call, with its own arguments, id and output folder."""
         folder, snapshot = self._shared.plan.output_dir, self._snapshot
+        packed = self._pack_call(index) if snapshot is None else snapshot[index]
+        if isinstance(packed, Exception):
+            raise packed
         return self._shared.with_call(
-            self._pack_call(index) if snapshot is None else snapshot.read_call(index),
+            packed,
             function=self._pickler.function,
             job_id=job_id_of(group_id, index),
             created_at=time.time(),
@@ -164,44 +158,3 @@ class CallingFunction:
         """Return the number of one-host jobs that fit the configured backend at the same time."""
         backend = registry.make(planning.default_place(self._settings), self._store)
         return backend.room(None) if isinstance(backend, Capacity) else UNKNOWN_ROOM
-
-
-class CallSnapshot:
-    """The pickled calls of a batch, made at its start: the caller may change an input before its
-    job is submitted. A call that could not be pickled is stored as its error."""
-
-    def __init__(self, calls: Iterable[Packed | Exception]) -> None:
-        """Store the calls, in memory or in a temporary file.
-
-        Raises:
-            UsageError: the folder for temporary files has no room for them.
-        """
-        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)
-        weakref.finalize(self, self._file.close)
-        self._calls: list[tuple[int, Packed] | Exception] = []
-        end = 0
-        for call in calls:
-            if isinstance(call, Exception):
-                self._calls.append(call)
-                continue
-            try:
-                self._file.write(call.data)
-            except OSError as error:
-                raise UsageError(
-                    f"The inputs do not fit into {tempfile.gettempdir()}, where they are stored "
-                    f"until their jobs are submitted: {text_of(error)}. Pass paths or kinetic.Data "
-                    "instead of large values, or set TMPDIR to a folder with more room. Nothing "
-                    "was submitted."
-                ) from error
-            # Drop `parts`, which refer to the input's objects.
-            self._calls.append((end, replace(call, data=b"", parts=tuple)))
-            end += call.size_bytes
-
-    def read_call(self, index: int) -> Packed:
-        """Return one call, or raise the error of pickling it."""
-        call = self._calls[index]
-        if isinstance(call, Exception):
-            raise call
-        start, packed = call
-        self._file.seek(start)
-        return replace(packed, data=self._file.read(packed.size_bytes))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 
 from kinetic._core.log_format import LogChunk
 
-_JOINED = 1000
-_JOINED_BYTES = 1 << 20
 _NO_TIME = "????-??-??T??:??:??.???Z"
 
 
@@ -34,7 +31,9 @@ class Prefixer:
         """Return the bytes to print for a chunk."""
         if not (self.hosts or self.times) or not chunk.data:
             return chunk.data
-        mark = self._mark(chunk)
+        time = f"{_iso(chunk.time_ns)} " if self.times else ""
+        host = f"[host {chunk.host}] " if self.hosts else ""
+        mark = (time + host).encode()
         head = (
             b""
             if self._open_host == chunk.host
@@ -49,49 +48,6 @@ class Prefixer:
     def end(self) -> bytes:
         """Return the bytes that end the output: a line end if a prefixed line is open."""
         return b"" if self._open_host is None else b"\n"
-
-    def join_chunks(self, chunks: Iterable[LogChunk | None]) -> Iterator[LogChunk | None]:
-        """Join successive chunks that get the same prefix, so that a log of many short lines takes
-        few steps. No output is delayed: a None, which means that no output is ready, or a large
-        size yields the joined chunk."""
-        if self.times:
-            yield from chunks
-            return
-        parts: list[LogChunk] = []
-        size = 0
-        for chunk in chunks:
-            if parts and (
-                chunk is None
-                or len(parts) == _JOINED
-                or size >= _JOINED_BYTES
-                or not _is_same_source(parts[0], chunk)
-            ):
-                yield _join(parts)
-                parts, size = [], 0
-            if chunk is None:
-                yield None
-            else:
-                parts.append(chunk)
-                size += len(chunk.data)
-        if parts:
-            yield _join(parts)
-
-    def _mark(self, chunk: LogChunk) -> bytes:
-        time = f"{_iso(chunk.time_ns)} " if self.times else ""
-        host = f"[host {chunk.host}] " if self.hosts else ""
-        return (time + host).encode()
-
-
-def _is_same_source(one: LogChunk, other: LogChunk) -> bool:
-    return one.host == other.host and one.stream == other.stream
-
-
-def _join(parts: list[LogChunk]) -> LogChunk:
-    return (
-        parts[0]
-        if len(parts) == 1
-        else replace(parts[0], data=b"".join([part.data for part in parts]))
-    )
 
 
 def _iso(time_ns: int) -> str:
