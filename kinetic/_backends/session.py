@@ -71,7 +71,10 @@ class SessionBackend:
                 f"The session {name} ({session.job_id}) has ended. Start it again: `kinetic "
                 f"session start {held.topology.name} --name {name}`."
             )
-        check_fit(plan, held)
+        if fault := find_misfit(plan, held):
+            raise PreflightError(
+                f"The call of {plan.name} cannot run on the session {name}: {fault}"
+            )
 
     def choose_image(
         self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
@@ -105,10 +108,9 @@ class SessionBackend:
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
         """Return the status of calls, from their verdicts, the queue, and the session's status."""
-        list_waiting, read_held = (
-            functools.cache(self._list_waiting),
-            functools.cache(self._read_held),
-        )
+        store, session_id = self._store, self._session_id
+        list_waiting = functools.cache(lambda: list_waiting_calls(store, session_id))
+        read_held = functools.cache(self._read_held)
         return {ref.job_id: self._status_of(ref, list_waiting, read_held) for ref in refs}
 
     def _status(self, ref: JobRef) -> Status:
@@ -218,9 +220,6 @@ class SessionBackend:
             return ()
         return self._holder.kill(self._session, hosts, signum, agents=agents)
 
-    def _list_waiting(self) -> list[str]:
-        return list_waiting_calls(self._store, self._session_id)
-
 
 def list_waiting_calls(store: Store, session_id: str) -> list[str]:
     """Return the ids of the calls in a session's queue, the one that runs first."""
@@ -232,22 +231,6 @@ def _read_plan(store: Store, job_id: str) -> Plan:
     from kinetic._core.plan import Plan
 
     return Plan.read(store.get(layout.JobKeys(job_id).plan))
-
-
-def check_fit(plan: Plan, held: Plan) -> None:
-    """Refuse a call that cannot run on the slices of a session.
-
-    Args:
-        plan: the call's plan.
-        held: the session's plan.
-
-    Raises:
-        PreflightError: the call needs something that the session does not have.
-    """
-    name = "" if held.holds is None else held.holds.name
-    fault = find_misfit(plan, held)
-    if fault:
-        raise PreflightError(f"The call of {plan.name} cannot run on the session {name}: {fault}")
 
 
 def _name_shape(topology: Topology) -> str:

@@ -31,7 +31,6 @@ from kinetic._core.state import JobStanding, JobStatus
 from kinetic._core.tracebacks import hide_frames
 from kinetic._store import cancellation, sessions
 from kinetic._store.base import is_near
-from kinetic._store.open import open_store
 from kinetic.errors import KineticError, NotFound, SubmitError, UsageError
 
 if TYPE_CHECKING:
@@ -93,12 +92,14 @@ class SessionHandle:
         self.name = ref.session_name
         self._plan = plan
         self._store = store
+        self._terms = plan.holds or Session(self.name)
+        self._entry = EnteredSession(ref, plan.topology, plan.options.most_slices)
 
     def __repr__(self) -> str:
         return f"<SessionHandle {self.name}: {self.job.job_id} on {self._plan.topology.name}>"
 
     def __enter__(self) -> Self:
-        planning.enter_session(self._describe_entry())
+        planning.enter_session(self._entry)
         return self
 
     def __exit__(
@@ -107,11 +108,7 @@ class SessionHandle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        planning.leave_session(self._describe_entry())
-
-    def _describe_entry(self) -> EnteredSession:
-        slices = self._plan.options.most_slices
-        return EnteredSession(self.job.ref, self._plan.topology, slices)
+        planning.leave_session(self._entry)
 
     def _read_standing(self) -> JobStanding:
         return self.job.read_standings([self.job.ref])[self.job.job_id]
@@ -194,21 +191,19 @@ class SessionHandle:
             "with which it was started."
         )
 
-    def _has_options(
-        self, idle_timeout_s: float, max_lifetime_s: float, keep: object, budget_usd: float | None
-    ) -> bool:
+    def _has_options(self, wanted: Session, keep: object, budget_usd: float | None) -> bool:
         """True if the session was started with these options, as far as they are not defaults."""
-        terms, plan = self._plan.holds or Session(self.name), self._plan
+        terms, plan = self._terms, self._plan
         return (
-            idle_timeout_s in (IDLE_S, terms.idle_timeout_s)
-            and max_lifetime_s in (LIFETIME_S, terms.max_lifetime_s)
+            wanted.idle_timeout_s in (IDLE_S, terms.idle_timeout_s)
+            and wanted.max_lifetime_s in (LIFETIME_S, terms.max_lifetime_s)
             and keep in (False, plan.options.keep)
             and (budget_usd is None or f"of {in_usd(budget_usd)} (" in plan.limits.budget)
         )
 
     def describe_end(self) -> str:
         """Return when the session ends by itself, as the end of a sentence."""
-        terms, budget_s = self._plan.holds or Session(self.name), self._plan.limits.budget_s
+        terms, budget_s = self._terms, self._plan.limits.budget_s
         latest, budget = f"at the latest {text.limit(terms.max_lifetime_s)} after its start", ""
         if budget_s and self._plan.cost is not None:
             usd = in_usd(self._plan.cost.usd_per_hour / 3600 * budget_s)
@@ -259,8 +254,7 @@ def session(
             atexit.register(_name_held, os.getpid())
         _started[handle.job.job_id] = handle
     elif not handle._has_options(
-        checks.seconds("idle_timeout", idle_timeout) or IDLE_S,
-        checks.seconds("max_lifetime", max_lifetime) or LIFETIME_S,
+        _make_terms(name, idle_timeout, max_lifetime),
         options.get("keep", False),
         checks.budget("budget", options.get("budget")),
     ):
@@ -280,11 +274,10 @@ def _name_held(pid: int) -> None:
         with contextlib.suppress(KineticError, OSError):
             if stored.read_verdict(handle._store, handle.job.ref) is not None:
                 continue
-            terms = handle._plan.holds or Session(handle.name)
             console.notice(
                 f"kinetic: the session {handle.name} still holds {handle.describe_slices()}; it "
-                f"ends after {text.limit(terms.idle_timeout_s)} without a call. kinetic session "
-                f"stop {handle.name} ends it now."
+                f"ends after {text.limit(handle._terms.idle_timeout_s)} without a call. "
+                f"kinetic session stop {handle.name} ends it now."
             )
 
 
@@ -313,11 +306,7 @@ def hold(
             "A session holds a fixed number of slices, with a process on each host. Give slices= "
             "as one number, and no controller=."
         )
-    terms = Session(
-        checks.cluster_name("name", name) or DEFAULT_NAME,
-        checks.seconds("idle_timeout", idle_timeout) or IDLE_S,
-        checks.seconds("max_lifetime", max_lifetime) or LIFETIME_S,
-    )
+    terms = _make_terms(name, idle_timeout, max_lifetime)
     number = checked.most_slices
     held = dataclasses.replace(
         checked, slices=(number, number), max_failures=_MOST_LOSSES, name=f"session {name}"
@@ -325,6 +314,14 @@ def hold(
     target = planning.target_of(held, is_for_call=False)
     live = _find_live(target.store, terms.name, held)
     return (live, False) if live is not None else _start(terms, held, target)
+
+
+def _make_terms(name: str, idle_timeout: Duration, max_lifetime: Duration) -> Session:
+    return Session(
+        checks.cluster_name("name", name) or DEFAULT_NAME,
+        checks.seconds("idle_timeout", idle_timeout) or IDLE_S,
+        checks.seconds("max_lifetime", max_lifetime) or LIFETIME_S,
+    )
 
 
 def _find_live(store: Store, name: str, wanted: Options) -> SessionHandle | None:
@@ -395,34 +392,3 @@ def open_handle(ref: JobRef, store: Store) -> SessionHandle:
         NotFound: its plan was removed.
     """
     return SessionHandle(ref, Plan.read(store.get(layout.JobKeys(ref.job_id).plan)), store)
-
-
-def find_session(name: str, store: Store | None = None) -> SessionHandle:
-    """Return the last session with this name.
-
-    Raises:
-        NotFound: no session has this name.
-    """
-    store = store or _own_store()
-    ref = sessions.find(store, name)
-    if ref is None:
-        raise NotFound(
-            f"There is no session {name!r} in {store.uri}. `kinetic session list` shows all."
-        )
-    return open_handle(ref, store)
-
-
-def list_sessions(store: Store | None = None) -> list[SessionHandle]:
-    """Return all sessions of the store that have not been removed, in the order of names."""
-    store = store or _own_store()
-    handles = []
-    for ref in sessions.list_sessions(store):
-        with contextlib.suppress(NotFound):  # Somebody has removed its records by hand.
-            handles.append(open_handle(ref, store))
-    return handles
-
-
-def _own_store() -> Store:
-    from kinetic._config import settings
-
-    return open_store(settings.load().store)

@@ -92,11 +92,3 @@ def _swap(store: Store, key: str, old: bytes, new: bytes) -> bool:
         return False
     finally:
         os.close(folder)
-
-
-def list_sessions(store: Store) -> list[JobRef]:
-    """Return the jobs of the sessions that have a name in this store, in the order of names."""
-    names = sorted(
-        key.rpartition("/")[2].removesuffix(".json") for key in store.list(layout.SESSIONS)
-    )
-    return [ref for name in names if (ref := find(store, name)) is not None]

@@ -124,9 +124,14 @@ class AppContext(JobAccess):
         Raises:
             NotFound: no session has this name.
         """
-        from kinetic._client import sessions  # Few commands need it.
+        from kinetic._store import sessions  # Few commands need it.
 
-        return self.session_of(sessions.find_session(name, self.store).job.ref)
+        if (ref := sessions.find(self.store, name)) is None:
+            raise NotFound(
+                f"There is no session {name!r} in {self.store.uri}. `kinetic session list` shows "
+                "all."
+            )
+        return self.session_of(ref)
 
     def session_of(self, ref: JobRef) -> SessionHandle:
         """Return the session whose own job this is."""

@@ -13,7 +13,9 @@ import pytest
 from gangs import wait_until
 from kernels import PATIENCE_S, ROOT
 
-from kinetic._client.sessions import list_sessions
+from kinetic._client.sessions import open_handle
+from kinetic._store import index
+from kinetic._store.local import LocalStore
 
 # Jupyter's packages warn of things that this project cannot fix.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
@@ -96,7 +98,8 @@ def notebook(home):
         with client.setup_kernel(env=environ):
             yield Notebook(client)
     finally:
-        for session in list_sessions():
+        store = LocalStore(home)
+        for session in [open_handle(r, store) for r in index.list_refs(store) if r.session_name]:
             session.stop(force=True)
             wait_until(lambda session=session: has_ended(session), f"{session} has not ended")
 
