@@ -124,8 +124,8 @@ class Leader:
         self._bell = bell
         self._call: Call | None = None
         self._is_call_cancelled = False
-        self._end_reason, self._end_verdict = "", Verdict.CANCELLED
-        """Reason for which the session must end, and its verdict; "" while it goes on."""
+        self._session_end: Outcome | None = None
+        """Outcome of the session once it must end."""
         self._held_since = self._idle_since = 0.0
         self._worlds = 0
         """Number of the worlds that calls have kept."""
@@ -203,8 +203,7 @@ class Leader:
         if self._reads_questions:
             runtime.answer_questions(self._hosts, lambda: self._gang)
         try:
-            holds = self._plan.holds is not None
-            lead = self._lead_calls if holds else self._lead_attempts
+            lead = self._lead_attempts if self._plan.holds is None else self._lead_calls
             ended = await lead(coordinator, runtime)
         finally:
             runtime.stop_watching()
@@ -293,42 +292,39 @@ class Leader:
             await runtime.listen_on_port(self._plan.job_id)
         self._policy.gather(time.monotonic())
         self._policy.hold()
-        verdict = await self._await_hosts(runtime)
+        ended = await self._await_hosts(runtime)
         self._idle_since = time.monotonic()
-        while verdict is None:
+        while ended is None:
             call = None
             with contextlib.suppress(StoreError):  # The next round reads the queue again.
                 call = await runtime.ask(partial(queue.take, self._hosts_per_slice))
             if call is not None:
-                verdict = await self._run_call(call, queue, coordinator, runtime)
+                ended = await self._run_call(call, queue, coordinator, runtime)
                 self._idle_since = time.monotonic()
                 continue
             self._decide_for_session()
-            verdict = self._judge_session()
-            if verdict is None:
+            if (ended := self._judge_session()) is None:
                 await runtime.pause_between_reads()
         with contextlib.suppress(StoreError):  # Readers see that the session has ended.
-            await runtime.ask(partial(queue.close, self._end_reason))
-        outcome = Outcome(verdict, reason=self._end_reason, ended_at=time.time())
-        return Attempt(outcome, removed=self._removed)
+            await runtime.ask(partial(queue.close, ended.reason))
+        return Attempt(replace(ended, ended_at=time.time()), removed=self._removed)
 
-    async def _await_hosts(self, runtime: LeaderRuntime) -> Verdict | None:
-        """Wait until all hosts of the session are there; return the verdict if they are not in
+    async def _await_hosts(self, runtime: LeaderRuntime) -> Outcome | None:
+        """Wait until all hosts of the session are there; return the outcome if they are not in
         time."""
         limit_s = self._plan.limits.start_timeout_s
         until = time.monotonic() + limit_s
         while self._policy.missing:
             self._decide_for_session()
-            if (verdict := self._judge_session()) is not None:
-                return verdict
+            if (ended := self._judge_session()) is not None:
+                return ended
             if time.monotonic() >= until:
-                hosts = [i for which in self._policy.missing for i in self._indices(which)]
-                self._end_reason = (
-                    f"{name_hosts(hosts)} of {self._plan.hosts} did not join within {limit_s:g} s "
-                    "(start_timeout)."
+                missing = name_hosts(self._indices_of(self._policy.missing))
+                return self._end_session(
+                    Verdict.FAILED,
+                    f"{missing} of {self._plan.hosts} did not join within {limit_s:g} s "
+                    "(start_timeout).",
                 )
-                self._end_verdict = Verdict.FAILED
-                return self._end_verdict
             await runtime.pause()
         self._story.write(GangEvent(EventKind.READY))
         self._held_since = time.monotonic()
@@ -339,47 +335,46 @@ class Leader:
         """Decide as for any job; a session that is given up must end."""
         decision = self._decide()
         if isinstance(decision, GiveUp):
-            self._end_reason, self._end_verdict = decision.reason, Verdict.FAILED
+            self._end_session(Verdict.FAILED, decision.reason)
         return decision
 
-    def _judge_session(self) -> Verdict | None:
-        """Return the verdict on a session that must end now; set the reason."""
-        if self._end_reason:
-            return self._end_verdict
-        holds, now = self._plan.holds, time.monotonic()
-        if holds is None or not self._held_since:
-            return None
-        limits = [(holds.max_lifetime_s, f"max_lifetime of {holds.max_lifetime_s:g} s is over")]
-        if self._plan.limits.budget_s is not None:
-            limits.append((self._plan.limits.budget_s, f"{self._plan.limits.budget} is used up"))
-        for limit_s, end in limits:
-            if now - self._held_since >= limit_s:
-                self._end_reason = f"The session {holds.name} has ended: its {end}."
-                self._end_verdict = Verdict.SUCCEEDED
-                return self._end_verdict
-        if self._call is None and now - self._idle_since >= holds.idle_timeout_s:
-            self._end_reason = (
-                f"The session {holds.name} has ended: no call came for "
-                f"{holds.idle_timeout_s:g} s (idle_timeout)."
-            )
-            self._end_verdict = Verdict.SUCCEEDED
-        return self._end_verdict if self._end_reason else None
+    def _end_session(self, verdict: Verdict, reason: str) -> Outcome:
+        """End the session, unless it must end already; return its outcome."""
+        self._session_end = self._session_end or Outcome(verdict, reason=reason)
+        return self._session_end
+
+    def _judge_session(self) -> Outcome | None:
+        """Return the outcome of a session that must end now."""
+        holds, budget_s = self._plan.holds, self._plan.limits.budget_s
+        if self._session_end is not None or holds is None or not self._held_since:
+            return self._session_end
+        now = time.monotonic()
+        held_s, idle_s = now - self._held_since, now - self._idle_since
+        end = ""
+        if held_s >= holds.max_lifetime_s:
+            end = f"its max_lifetime of {holds.max_lifetime_s:g} s is over"
+        elif budget_s is not None and held_s >= budget_s:
+            end = f"its {self._plan.limits.budget} is used up"
+        elif self._call is None and idle_s >= holds.idle_timeout_s:
+            end = f"no call came for {holds.idle_timeout_s:g} s (idle_timeout)"
+        reason = f"The session {holds.name} has ended: {end}."
+        return self._end_session(Verdict.SUCCEEDED, reason) if end else None
 
     async def _run_call(
         self, call: Call, queue: CallQueue, coordinator: Coordinator, runtime: LeaderRuntime
-    ) -> Verdict | None:
-        """Run all attempts of a call, and store its verdict. Return the session's verdict if the
+    ) -> Outcome | None:
+        """Run all attempts of a call, and store its verdict. Return the session's outcome if the
         session must end."""
         self._call, self._is_call_cancelled = call, False
         watch = runtime.watch(partial(queue.is_cancelled, call.job_id), self._cancel_call)
-        failed_before, verdict = "", None
+        failed_before, ended = "", None
         try:
             while True:
                 self._policy.release(time.monotonic())
                 if (outcome := await self._form_for_call(call, runtime)) is None:
                     outcome = await self._serve_call(call, failed_before, coordinator, runtime)
-                verdict = self._judge_session()
-                if verdict is not None or not self._repeats(call, outcome):
+                ended = self._judge_session()
+                if ended is not None or not self._repeats(call, outcome):
                     break
                 await runtime.ask_until_done(partial(self._record_attempt, call, outcome))
                 failed_before = first_line(outcome.reason)
@@ -390,7 +385,7 @@ class Leader:
         call.story.write(verdicts.end_event(outcome))
         await runtime.ask_until_done(partial(self._conclude, call, outcome, queue))
         runtime.tell_callers(call.job_id)
-        return verdict
+        return ended
 
     def _conclude(self, call: Call, outcome: Outcome, queue: CallQueue) -> None:
         if not self._removed:  # Nobody could read the verdict.
@@ -399,12 +394,12 @@ class Leader:
     async def _form_for_call(self, call: Call, runtime: LeaderRuntime) -> Outcome | None:
         """Wait until all slices are ready. Return the call's outcome if it does not begin."""
         while True:
-            verdict = self._judge_session()
-            if verdict is not None or self._is_call_cancelled:
-                failed = verdict is Verdict.FAILED
+            ended = self._judge_session()
+            if ended is not None or self._is_call_cancelled:
+                failed = ended is not None and ended.verdict is Verdict.FAILED
                 return Outcome(
                     Verdict.FAILED if failed else Verdict.CANCELLED,
-                    reason=self._end_reason or CANCELLED_WAITING,
+                    reason=CANCELLED_WAITING if ended is None else ended.reason,
                     ended_at=time.time(),
                     attempt=call.policy.attempt,
                 )
@@ -443,8 +438,8 @@ class Leader:
         finished.add_done_callback(lambda _: runtime.wake())
         while not finished.done():
             self._decide()
-            if self._judge_session() is not None:
-                self._gang.cancel(self._end_reason, time.monotonic())
+            if (ended := self._judge_session()) is not None:
+                self._gang.cancel(ended.reason, time.monotonic())
                 self._sweep()
             await runtime.pause()
         self._hosts.end_attempt()
@@ -677,7 +672,7 @@ class Leader:
     def _cancel(self, reason: str = "The job was cancelled.") -> None:
         if self._plan.holds is not None:
             stopped = f"The session {self._plan.holds.name} was stopped."
-            reason = self._end_reason = self._end_reason or stopped
+            reason = self._end_session(Verdict.CANCELLED, stopped).reason
         self._gang.cancel(reason, time.monotonic())
         self._sweep()
         self._wake()
