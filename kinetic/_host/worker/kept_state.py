@@ -29,8 +29,6 @@ _mains: dict[str, ModuleType] = {}
 """The `__main__` whose globals each of these functions has."""
 _digests: dict[str, bytes] = {}
 """Digest of the source of each module of the project, as it was imported, by name."""
-_noted: set[str] = set()
-"""Names of all imported modules that `note_modules` has examined."""
 
 
 def end_call(tree: str) -> None:
@@ -49,11 +47,9 @@ def end_call(tree: str) -> None:
 
 def note_modules(tree: str) -> None:
     """Note the files of the project's modules that have been imported since the last call."""
-    new = sys.modules.keys() - _noted
-    for name, file in _find_modules(tree, new).items():
+    for name, file in _find_modules(tree, sys.modules.keys() - _digests.keys()).items():
         with contextlib.suppress(OSError):
             _digests[name] = _digest(file)
-    _noted.update(new)
 
 
 def choose_main(digest: str) -> None:
@@ -95,7 +91,6 @@ def drop_changed_modules(tree: str) -> list[str]:
         parent, _, child = name.rpartition(".")
         if parent in sys.modules:
             vars(sys.modules[parent]).pop(child, None)
-    _noted.difference_update(stale)
     functions.clear()
     importlib.invalidate_caches()
     return sorted(stale)
