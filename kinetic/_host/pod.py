@@ -22,7 +22,7 @@ from kinetic._core.plan import Plan
 from kinetic._host import verdicts
 from kinetic._host.identity import Identity
 from kinetic._host.verdicts import Attempt
-from kinetic._store import attempts, cancellation
+from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic.errors import CoordinatorLost, NotFound
 
@@ -108,11 +108,6 @@ def attempt_of(identity: Identity, plan: Plan, store: Store) -> int:
     job_id, retries = plan.job_id, plan.options.retries
     repeats = identity.restarts or (retries and attempts.find_newest(store, job_id) > 1)
     return _ask_leader(identity, plan.limits.start_timeout_s) if repeats else 1
-
-
-def is_cancelled(store: Store, job_id: str) -> bool:
-    """True if the cluster stops the job's pods because the job was cancelled."""
-    return cancellation.is_agreed(store, job_id)
 
 
 def _ask_leader(identity: Identity, start_timeout_s: float) -> int:

@@ -17,6 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from kinetic._core import layout
@@ -32,7 +33,7 @@ from kinetic._host.hosts import Hosts, JoinedHosts, RemoteHosts
 from kinetic._host.identity import Identity, from_environ
 from kinetic._host.leader import Leader
 from kinetic._host.verdicts import Attempt
-from kinetic._store import attempts
+from kinetic._store import attempts, cancellation
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic._system import memory_folder, processes, streams
@@ -191,6 +192,7 @@ class _Leading(_HostProgram):
 
     def _lead(self, policy: AttemptPolicy) -> Attempt:
         identity, plan = self._identity, self._plan
+        is_cancelled = partial(cancellation.is_agreed, self._store, plan.job_id)
         return Leader(
             plan,
             self._store,
@@ -198,13 +200,10 @@ class _Leading(_HostProgram):
             policy,
             heartbeat_timeout_s=10 * identity.heartbeat_s,
             has_records=lambda: self._store.has(layout.JobKeys(plan.job_id).plan),
-            is_cancelled=self._is_cancelled if identity.is_pod else None,
+            is_cancelled=is_cancelled if identity.is_pod else None,
             is_judged=self._is_judged,
             reads_questions=identity.is_pod,
         ).lead(identity.endpoint, identity.key)
-
-    def _is_cancelled(self) -> bool:
-        return pod.is_cancelled(self._store, self._plan.job_id)
 
     def _make_hosts(self, policy: AttemptPolicy) -> Hosts:
         """Return the hosts to lead; fork the agent of this host unless it is a head."""

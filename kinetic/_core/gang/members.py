@@ -5,6 +5,7 @@ In: single facts about hosts, the time. Out: lists of hosts that are silent, sta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kinetic._core.exits import Exit
@@ -195,43 +196,28 @@ class Roster:
 
     def find_busy(self) -> tuple[int, ...]:
         """Return the hosts whose function may be running."""
-        return tuple(i for i, m in enumerate(self._members) if m.busy)
+        return self._find(lambda m: m.busy)
 
     def find_returned(self) -> tuple[int, ...]:
         """Return the hosts whose function has returned."""
-        return tuple(
-            i
-            for i, m in enumerate(self._members)
-            if (m.report.ok if m.report is not None else m.has_returned)
-        )
+        return self._find(lambda m: m.has_returned if m.report is None else m.report.ok)
 
     def find_stalled(self, limit_s: float) -> tuple[int, ...]:
         """Return the busy hosts stalled for this long, leaving out hosts that start or join."""
-        return tuple(
-            i
-            for i, m in enumerate(self._members)
-            if m.busy and not m.is_gathering and m.stood_s >= limit_s
-        )
+        return self._find(lambda m: m.busy and not m.is_gathering and m.stood_s >= limit_s)
 
     def in_state(self, *states: Activity) -> tuple[int, ...]:
         """Return the active hosts whose last heartbeat has one of these activities."""
-        return tuple(
-            i
-            for i, m in enumerate(self._members)
-            if m.active and m.beat is not None and m.beat.state in states
-        )
+        return self._find(lambda m: m.active and m.beat is not None and m.beat.state in states)
 
     def find_returned_alone(self) -> tuple[int, ...]:
         """Return the hosts whose function returned without ever joining JAX's world."""
-        return tuple(
-            i
-            for i, m in enumerate(self._members)
-            if m.report is not None and m.report.ok and not m.report.joined_jax
-        )
+        reports = (report for report in self.reports if report.ok and not report.joined_jax)
+        return tuple(report.host for report in reports)
 
     def find_absent(self) -> tuple[int, ...]:
         """Return the hosts that have neither joined nor ended."""
-        return tuple(i for i, m in enumerate(self._members) if not m.joined and m.report is None)
+        return self._find(lambda m: not m.joined and m.report is None)
 
     def answers(self, request: int) -> dict[int, str]:
         """Return the stacks of hosts that have answered this or a later request, by host."""
@@ -239,9 +225,10 @@ class Roster:
 
     def find_unanswered(self, request: int) -> tuple[int, ...]:
         """Return the busy hosts that have not answered this request."""
-        return tuple(
-            i for i, m in enumerate(self._members) if m.busy and m.stacks_request < request
-        )
+        return self._find(lambda m: m.busy and m.stacks_request < request)
+
+    def _find(self, is_wanted: Callable[[Member], bool]) -> tuple[int, ...]:
+        return tuple(i for i, m in enumerate(self._members) if is_wanted(m))
 
     def describe(self, watched: float) -> dict[str, Any]:
         """Return the state of all hosts for display, as plain JSON."""

@@ -82,7 +82,9 @@ class AttemptLoop:
                 identity = self._identity.take_place(place)
                 if self._world not in (0, place.world):
                     worker = self._replace(worker)
-            plan = self._read_plan(identity)
+            plan = self._plan
+            if identity.session:  # Each call has its own.
+                plan = Plan.read(self._store.get(layout.JobKeys(identity.job_id).plan))
             # Libraries may read variables when they are imported.
             is_usual = plan.options.env == self._plan.options.env and not plan.captured
             server = self._choose_fork_server(is_usual=is_usual)
@@ -112,12 +114,6 @@ class AttemptLoop:
                 worker = self._new_worker(self._choose_fork_server(is_usual=is_usual))
             self._world = identity.assignment.world if worker.is_kept and identity.assignment else 0
             identity = None
-
-    def _read_plan(self, identity: Identity) -> Plan:
-        """Return the plan of an attempt: the job's, or in a session that of the call."""
-        if not identity.session:
-            return self._plan
-        return Plan.read(self._store.get(layout.JobKeys(identity.job_id).plan))
 
     def _replace(self, worker: WorkerProcess, server: ForkServer | None = None) -> WorkerProcess:
         """End a worker that the next call does not use; return a new one."""
@@ -167,13 +163,6 @@ class AttemptLoop:
         workspace.remove(self._folder)
         return code
 
-    @property
-    def _patience_s(self) -> float:
-        """Seconds for which the leader may be unreachable: in a pod, the time that a cluster takes
-        to replace the leader's pod."""
-        identity = self._identity
-        return identity.join_timeout_s if identity.is_pod else identity.unreachable_after_s
-
     def _await_place(self, worker: WorkerProcess) -> tuple[HostAssignment | None, ProgramCode]:
         """Wait for the assignment to the next attempt. Return None and an exit code if no attempt
         follows, the leader is lost, or the idle worker was killed."""
@@ -187,15 +176,15 @@ class AttemptLoop:
             from kinetic._rpc import client, codec
 
             identity = self._identity
+            patience_s = identity.unreachable_after_s
+            if identity.is_pod:  # The time that a cluster takes to replace the leader's pod.
+                patience_s = identity.join_timeout_s
             request = codec.PlaceRequest(identity.assigned_index, identity.start, self._world)
             endpoint = replace(identity.endpoint, attempt=0)
             try:
                 self._channel = self._channel or client.open_channel(endpoint)
                 place = client.request_assignment(
-                    endpoint,
-                    request,
-                    unreachable_after_s=self._patience_s,
-                    channel=self._channel,
+                    endpoint, request, unreachable_after_s=patience_s, channel=self._channel
                 )
                 answers[0] = place, ProgramCode.DELIVERED
             except KineticError:

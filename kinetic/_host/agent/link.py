@@ -41,14 +41,6 @@ class Event:
 HANG_UP_S = 2.0
 
 
-class _HungUpError(Exception):
-    """The agent has closed the link."""
-
-
-def _hang_up(_: AgentClient) -> None:
-    raise _HungUpError
-
-
 class Link:
     """Joins the gang, sends heartbeats and delivers reports; results come back as `Event`s."""
 
@@ -58,7 +50,8 @@ class Link:
         """Make the link; `channel` is an open one to the coordinator, or None."""
         self._identity, self._channel = identity, channel
         self._beat = beat
-        self._orders: queue.SimpleQueue[Callable[[AgentClient], object]] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Callable[[AgentClient], object] | None]
+        self._orders = queue.SimpleQueue()  # None ends the link.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._notes: queue.SimpleQueue[ProgramNote] = queue.SimpleQueue()
         self.wake_fd, self._wake = os.pipe()
@@ -125,7 +118,7 @@ class Link:
     def stop(self) -> None:
         """Close the connection, and free the pipe unless the thread hangs."""
         if self._thread is not None:
-            self._orders.put(_hang_up)
+            self._orders.put(None)
             self._thread.join(HANG_UP_S)
         if self._thread is None or not self._thread.is_alive():
             for fd in (self.wake_fd, self._wake):
@@ -178,8 +171,6 @@ class Link:
                 )
             with contextlib.closing(client):
                 self._serve(client)
-        except _HungUpError:
-            return
         except Exception as error:  # noqa: BLE001 - the agent's loop raises it
             self._on_fault(error)
 
@@ -196,4 +187,6 @@ class Link:
                         client.heartbeat(self._beat())
                 due = time.monotonic() + self._identity.heartbeat_s
                 continue
+            if order is None:
+                return
             order(client)

@@ -436,9 +436,6 @@ class Agent:
         self._metrics.note(beat)
         return beat
 
-    def _ran_s(self) -> float:
-        return time.monotonic() - self._began if self._began else 0.0
-
     def _sample(self) -> Sample:
         saving_step = workspace.read_saving_step(self._preemption.folder)
         return self._worker.sample(self._log.output_bytes, self._metrics.row_bytes, saving_step)
@@ -483,6 +480,7 @@ class Agent:
 
     def _exit_report(self) -> HostReport:
         """Return the report on the worker's end, completed with the agent's own figures."""
+        now = time.monotonic()
         report = ending_of(
             None if self._preemption.discards_end else self._end,
             self._worker.status if self._worker.has_ended else None,
@@ -497,7 +495,7 @@ class Agent:
         return replace(
             report,
             started_at=self._started_at,
-            ended_at=self._started_at + self._ran_s() if self._began else time.time(),
+            ended_at=self._started_at + now - self._began if self._began else time.time(),
             lost_log_bytes=self._log.lost_bytes,
             stacks=self._stacks_text if report.exit is Exit.HANG else "",
             joined_jax=self._join_state() == joining.JOINED,

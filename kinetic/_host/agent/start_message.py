@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core import preemption
-from kinetic._core.checks import Comparison
 from kinetic._core.plan import Plan
 from kinetic._core.variables import LOADER_PATH
 from kinetic._host.agent.workspace import REFORM_FILE, Workspace
@@ -67,6 +66,8 @@ def start_message(
         limit_s=plan.limits.start_timeout_s,
         store=identity.store_uri if shares and not plan.has_single_controller else "",
     )
+    comparison = plan.options.compare_programs
+    compared_calls = _SIMULATED_CALLS if identity.simulated else 1
     return {
         "attempt": identity.attempt,
         "places": list(space.data.places),
@@ -91,15 +92,9 @@ def start_message(
         "debugger": debugging,
         "elastic": _elastic(plan),
         "programs": space.programs,
-        "compares": _count_compared_calls(plan.options.compare_programs, identity.simulated),
+        "compares": {"inputs": sys.maxsize, False: 0}.get(comparison, compared_calls),
         "keeps": identity.assignment is not None and identity.assignment.world > 0,
     }
-
-
-def _count_compared_calls(comparison: Comparison | None, simulated: bool) -> int:
-    if comparison == "inputs":
-        return sys.maxsize
-    return 0 if comparison is False else _SIMULATED_CALLS if simulated else 1
 
 
 def _elastic(plan: Plan) -> dict[str, Any] | None:

@@ -39,9 +39,9 @@ from kinetic.errors import CorruptRecord, KineticError
 class _NoValueError(Exception):
     """The function cannot be called; `message` is the last message for the agent."""
 
-    def __init__(self, message: Message) -> None:
-        super().__init__(message["event"])
-        self.message = message
+    def __init__(self, detail: str, event: Exit = Exit.SETUP_FAILED, **more: Any) -> None:
+        super().__init__(detail)
+        self.message: Message = {"event": event, "detail": detail, **more}
 
 
 def prepare(channel: Channel, start: Start, *, is_first: bool = True) -> Call | Message:
@@ -80,17 +80,13 @@ def _prepare(channel: Channel, start: Start, *, is_first: bool) -> Call:
         data = files.content(start.payload)
         function = files.content(start.function) if start.function else b""
     except OSError as error:
-        raise _NoValueError(
-            {"event": Exit.SETUP_FAILED, "detail": f"The stored call cannot be read: {error}."}
-        ) from error
+        raise _NoValueError(f"The stored call cannot be read: {error}.") from error
     if hashlib.sha256(data).hexdigest() != start.payload_digest:
         detail = (
             "The stored call is damaged (its SHA-256 differs), so the function was not run. Submit "
             "the job again."
         )
-        raise _NoValueError(
-            {"event": Exit.SETUP_FAILED, "detail": detail, "damaged": start.payload_digest}
-        )
+        raise _NoValueError(detail, damaged=start.payload_digest)
     header = envelope.read_header(data)
     captured = header.env_vars
     if is_first:
@@ -111,17 +107,12 @@ def _prepare(channel: Channel, start: Start, *, is_first: bool) -> Call:
             loaded=kept_state.functions if start.keeps else None,
         )
     except CorruptRecord as error:  # The payload was verified, so the function's record is damaged.
-        digest = envelope.read_header(data).function_digest
-        raise _NoValueError(
-            {"event": Exit.SETUP_FAILED, "detail": str(error), "damaged": digest}
-        ) from error
+        raise _NoValueError(str(error), damaged=header.function_digest) from error
     except Exception as error:
         if isinstance(error.__cause__, signals.Terminated):
             raise error.__cause__ from None
-        raise _NoValueError(
-            {"event": Exit.UNPICKLE_FAILED, "detail": str(error)}
-            | report.describe_error(error, start)
-        ) from error
+        described = report.describe_error(error, start)
+        raise _NoValueError(str(error), Exit.UNPICKLE_FAILED, **described) from error
     _adopt_script(call[0], start)
     return call
 
@@ -144,9 +135,7 @@ def _join_world(
         _watch_programs(channel, start)
     except (KineticError, OSError, RuntimeError, ValueError) as error:
         detail = f"The host could not be prepared: {type(error).__name__}: {error}"
-        raise _NoValueError(
-            {"event": Exit.SETUP_FAILED, "detail": detail} | report.describe_error(error, start)
-        ) from error
+        raise _NoValueError(detail, **report.describe_error(error, start)) from error
 
 
 def _start_stacks_thread(channel: Channel) -> None:
@@ -181,7 +170,7 @@ def _mount_data(start: Start) -> None:
             [mounts.Mount(**each) for each in start.mounts], scratch=f"{start.scratch}/cover"
         )
     except KineticError as error:
-        raise _NoValueError({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
+        raise _NoValueError(str(error)) from error
     # The kernel resets this setting when a process changes its credentials.
     processes.die_with_parent(os.getppid())
 
@@ -193,8 +182,7 @@ def _move_in(start: Start) -> dict[str, str]:
     try:
         start.home.write_rank(start.world)
     except OSError as error:
-        detail = start.home.explain(error)
-        raise _NoValueError({"event": Exit.SETUP_FAILED, "detail": detail}) from error
+        raise _NoValueError(start.home.explain(error)) from error
     moved_in = start.home.is_shared and home.enter(start.home)
     if moved_in:
         processes.die_with_parent(os.getppid())  # See `_mount_data`.
@@ -205,7 +193,7 @@ def _meet_debugger(channel: Channel, start: Start) -> None:
     try:
         breakpoints.set_up(channel, start)
     except (KineticError, SystemExit) as error:  # SystemExit: the job was stopped in the meantime.
-        raise _NoValueError({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
+        raise _NoValueError(str(error)) from error
 
 
 def _enter(start: Start, captured: dict[str, str]) -> None:

@@ -202,19 +202,25 @@ class Fingerprints:
         self, computation: Any, values: Any, jaxpr: Any, shardings: Sequence[Any], *rest: Any
     ) -> ProgramNote | None:
         """Return the note of a program that has collectives or inputs to compare."""
-        from jax._src import xla_bridge
+        from jax._src import cache_key, xla_bridge
 
         devices = tuple(computation._device_list)
         processes = sorted({device.process_index for device in devices})
         if len(processes) < 2:
             return None
-        code = _canonicalize(computation.stablehlo())
+        # The program without source lines and addresses of callbacks.
+        code = bytes(
+            cache_key._canonicalize_ir(computation.stablehlo(), cache_key.IgnoreCallbacks.ALL)
+        )
         flags = (*jaxworld.compiler_flags(), *map(str, computation._compiler_options_kvs))
         numbers = [device.id for device in devices]
         digest = hashlib.sha256(f"{numbers} {flags}".encode() + code).hexdigest()[:16]
         if digest in self._notes:
             return self._notes[digest]
-        waits, collectives = _is_sharded(computation.compile_args), ""
+        # A program needs no collectives if every device has all of its arrays.
+        kinds = ("in_shardings", "out_shardings", "intermediate_shardings")
+        about = [sharding for kind in kinds for sharding in computation.compile_args[kind]]
+        waits, collectives = not all(map(_is_whole, about)), ""
         if waits and len(code) < _SMALL_BYTES:
             compiled = computation.compile().xla_executable.hlo_modules()[0].to_string()
             operations = _COLLECTIVE.findall(compiled)
@@ -314,20 +320,6 @@ def _find_call() -> Any:
     return None
 
 
-def _canonicalize(module: Any) -> bytes:
-    """Return a program without source lines and addresses of callbacks."""
-    from jax._src import cache_key
-
-    return bytes(cache_key._canonicalize_ir(module, cache_key.IgnoreCallbacks.ALL))
-
-
-def _is_sharded(about: dict[str, Any]) -> bool:
-    """False if every device has all arrays of a program, which needs no collectives then."""
-    kinds = ("in_shardings", "out_shardings", "intermediate_shardings")
-    shardings = (sharding for kind in kinds for sharding in about[kind])
-    return not all(getattr(sharding, "is_fully_replicated", True) for sharding in shardings)
-
-
 def _digest_first_input(waits: bool, value: Any, sharding: Any) -> str:
     """Return what is compared of a value at its program's first call: for an array that counts as
     replicated, a few of its numbers, too."""
@@ -343,7 +335,7 @@ def _digest_input(waits: bool, value: Any, sharding: Any) -> str:
     import jax
     import numpy as np
 
-    if not getattr(sharding, "is_fully_replicated", True):
+    if not _is_whole(sharding):
         return ""
     if isinstance(value, jax.Array):
         if not value.is_fully_addressable or jax.dtypes.issubdtype(
@@ -356,6 +348,11 @@ def _digest_input(waits: bool, value: Any, sharding: Any) -> str:
     if array.nbytes > _MOST_INPUT_BYTES or not (waits or array.ndim):
         return ""
     return hashlib.sha256(array.tobytes()).hexdigest()[:16]
+
+
+def _is_whole(sharding: Any) -> bool:
+    """True if each device has the whole array."""
+    return bool(getattr(sharding, "is_fully_replicated", True))
 
 
 def _is_replicated(value: Any) -> bool:

@@ -65,7 +65,9 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
             call = forks.run(attempt.prepare, channel, start, is_first=is_first)
             reply = _serve(channel, start, call, before)
             if reply is None or "keep" not in reply:
-                code = _end(reply)
+                code = 1
+                if reply is not None and "exit" in reply:
+                    code = _wind_down(leave="leave" in reply)
                 break
             call, is_first = None, False
             if reply.get("has_failed"):
@@ -138,10 +140,6 @@ def _serve(
     if message["event"] != Exit.RETURNED:
         interpreter.flush_files()  # A failed gang may be killed before it winds down.
     return channel.receive()
-
-
-def _end(reply: Message | None) -> int:
-    return 1 if reply is None or "exit" not in reply else _wind_down(leave=bool(reply.get("leave")))
 
 
 def _wind_down(*, leave: bool) -> int:
