@@ -14,7 +14,7 @@ from kinetic._backends.kubernetes import kubeconfig
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.resources import NODES
 from kinetic._clusters import access
-from kinetic._clusters.objects import RESOURCE, select_nodes
+from kinetic._clusters.objects import count_chips, select_nodes
 from kinetic._clusters.observed import Document
 from kinetic._clusters.wanted import LABEL, Wanted
 from kinetic._core.accelerators.topology import Topology
@@ -47,28 +47,23 @@ def make_config(wanted: Wanted, store: Path) -> Document:
     """Return kind's configuration: a node for each machine of the slices, with the labels that GKE
     would give it. The store is mounted into each node at its own path."""
     mounts = [{"hostPath": str(store), "containerPath": str(store)}]
-    workers = [
-        {"role": "worker", "labels": _label(wanted, topology, number), "extraMounts": mounts}
-        for number, topology in enumerate(wanted.slices)
-        for _ in range(topology.hosts)
-    ]
+    own = {LABEL: wanted.name}
+    workers: list[Document] = []
+    for number, topology in enumerate(wanted.slices):
+        labels = own | {_POOL: _name_pool(topology, number)} | select_nodes(topology)
+        worker = {"role": "worker", "labels": labels, "extraMounts": mounts}
+        workers += [worker] * topology.hosts
     if len(workers) > MOST_NODES:
         raise PreflightError(
             f"The slices need {len(workers)} nodes, and a cluster on one machine has at most "
             f"{MOST_NODES} here. Choose smaller ones."
         )
-    own = {LABEL: wanted.name}
     nodes = [{"role": "control-plane", "labels": own, "extraMounts": mounts}, *workers]
     return {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes}
 
 
 def _name_pool(topology: Topology, number: int) -> str:
     return f"{topology.name.replace(':', '-')}-{number}"
-
-
-def _label(wanted: Wanted, topology: Topology, number: int) -> Document:
-    chips = select_nodes(topology, wanted) if topology.kind != "cpu" else {}
-    return {LABEL: wanted.name, _POOL: _name_pool(topology, number)} | chips
 
 
 def _run(variables: Mapping[str, str], *words: str, text: str = "") -> str:
@@ -98,14 +93,12 @@ def create(wanted: Wanted, store: Path, variables: Mapping[str, str]) -> kubecon
     entry = _require_own(wanted, variables)
     access.write(entry, variables)
     api = HttpApi(entry, variables)
+    chips = {_name_pool(t, number): count_chips(t) for number, t in enumerate(wanted.slices)}
     for node in api.list(NODES).items:
-        pool = (node["metadata"].get("labels") or {}).get(_POOL, "")
-        for number, topology in enumerate(wanted.slices):
-            if topology.kind != "cpu" and pool == _name_pool(topology, number):
-                chips = {RESOURCE[topology.kind]: str(topology.chips_per_host)}
-                meta = {"name": node["metadata"]["name"]}
-                document = {"apiVersion": "v1", "kind": "Node", "metadata": meta}
-                api.apply(NODES, document | {"status": {"capacity": chips}}, "status")
+        if capacity := chips.get((node["metadata"].get("labels") or {}).get(_POOL, "")):
+            meta = {"name": node["metadata"]["name"]}
+            document = {"apiVersion": "v1", "kind": "Node", "metadata": meta}
+            api.apply(NODES, document | {"status": {"capacity": capacity}}, "status")
     return entry
 
 

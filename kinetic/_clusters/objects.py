@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 from kinetic._backends.kubernetes.nodes import GPU, GPU_LABEL, TOPOLOGY_LABEL, TPU, TPU_LABEL
 from kinetic._backends.kubernetes.resources import CHECKPOINT_CONFIGURATIONS, QUEUE_WORKLOADS
 from kinetic._backends.kubernetes.rights import RIGHTS
 from kinetic._clusters.observed import APPLIED, Document
-from kinetic._clusters.wanted import ACCOUNT, LABEL, QUEUE, Mode, Wanted
+from kinetic._clusters.wanted import ACCOUNT, LABEL, QUEUE, Wanted
 from kinetic._core.accelerators.topology import Topology
 
 RBAC = "rbac.authorization.k8s.io"
@@ -85,17 +86,16 @@ def make_queue(wanted: Wanted) -> list[Document]:
     """
     if not wanted.has_queue:
         return []
-    chips: dict[str, tuple[Topology, int]] = {}
-    for topology in wanted.slices:
-        if topology.kind != "cpu":
-            name = topology.name.replace(":", "-")
-            chips[name] = (topology, chips.get(name, (topology, 0))[1] + topology.chips)
-    counted = sorted({RESOURCE[topology.kind] for topology, _ in chips.values()})
-    flavors = [_make_flavor("cpu", {})]
+    counts = Counter(topology for topology in wanted.slices if topology.kind != "cpu")
+    counted = sorted({RESOURCE[topology.kind] for topology in counts})
+    flavors = [_kueue("ResourceFlavor", {"name": "cpu"}, {})]
     quotas = [_make_quota("cpu", counted, "", 0)]
-    for name, (topology, number) in chips.items():
-        flavors.append(_make_flavor(name, select_nodes(topology, wanted)))
-        quotas.append(_make_quota(name, counted, RESOURCE[topology.kind], number))
+    for topology, count in counts.items():
+        name = topology.name.replace(":", "-")
+        labels = {"nodeLabels": select_nodes(topology)}
+        flavors.append(_kueue("ResourceFlavor", {"name": name}, labels))
+        chips = count * topology.chips
+        quotas.append(_make_quota(name, counted, RESOURCE[topology.kind], chips))
     group = {"coveredResources": [*_PLENTY, *counted], "flavors": quotas}
     return [
         *flavors,
@@ -108,22 +108,24 @@ def make_queue(wanted: Wanted) -> list[Document]:
     ]
 
 
-def select_nodes(topology: Topology, wanted: Wanted) -> Document:
-    """Return the labels of nodes with an accelerator; spot too, where Autopilot makes them so."""
+def select_nodes(topology: Topology) -> Document:
+    """Return the labels that GKE gives to nodes with an accelerator."""
+    if topology.kind == "cpu":
+        return {}
     spot = {"cloud.google.com/gke-spot": "true"} if topology.spot else {}
     if topology.kind == "gpu":
         return {GPU_LABEL: topology.gke_accelerator} | spot
-    shape = {TPU_LABEL: topology.gke_accelerator, TOPOLOGY_LABEL: topology.shape_text}
-    return shape | (spot if wanted.mode is not Mode.KIND else {})
+    return {TPU_LABEL: topology.gke_accelerator, TOPOLOGY_LABEL: topology.shape_text} | spot
+
+
+def count_chips(topology: Topology) -> Document:
+    """Return the chips of one node, as pods request them; {} for processors."""
+    chips = topology.chips_per_host
+    return {RESOURCE[topology.kind]: str(chips)} if topology.kind != "cpu" else {}
 
 
 def _kueue(kind: str, metadata: Document, spec: Document) -> Document:
     return {"apiVersion": _QUEUE_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
-
-
-def _make_flavor(name: str, labels: Document) -> Document:
-    spec = {"nodeLabels": labels} if labels else {}
-    return _kueue("ResourceFlavor", {"name": name}, spec)
 
 
 def _make_quota(name: str, counted: Sequence[str], resource: str, chips: int) -> Document:

@@ -67,12 +67,10 @@ def _list_costs(wanted: Wanted, steps: Sequence[Step], own: Mapping[str, float])
             price = MACHINES.get(machine)
             rows.append((f"1 {machine}", _format(price)))
             fixed = None if price is None else CONTROL_PLANE + price
-    counts = Counter(topology.name for topology in wanted.slices if topology.kind != "cpu")
-    by_name = {topology.name: topology for topology in wanted.slices}
-    for name, count in counts.items():
-        rows.append(
-            (f"{f'{count} x ' if count > 1 else ''}{name}", _price(by_name[name], count, own))
-        )
+    counts = Counter(topology for topology in wanted.slices if topology.kind != "cpu")
+    for topology, count in counts.items():
+        title = f"{count} x {topology.name}" if count > 1 else topology.name
+        rows.append((title, _price(topology, count, own)))
     for pool in wanted.pools:
         if pool.least:
             listed = price_of(pool.topology, own)

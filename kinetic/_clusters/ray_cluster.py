@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kinetic._backends.kubernetes.nodes import GPU, GPU_LABEL, TOPOLOGY_LABEL, TPU, TPU_LABEL
+from collections import Counter
+
 from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, GCSFUSE, GCSFUSE_DRIVER
+from kinetic._clusters.objects import count_chips, select_nodes
 from kinetic._clusters.observed import Document
 from kinetic._clusters.wanted import ACCOUNT, Wanted
 from kinetic._core.accelerators.topology import Topology
@@ -25,21 +27,14 @@ def make_ray_cluster(needs: Wanted, python: str) -> list[Document]:
         python: the minor version of the caller's Python, which Ray's must equal: "3.12".
     """
     image = f"{IMAGE}-py{python.replace('.', '')}"
-    counts: dict[str, tuple[Topology, int]] = {}
-    for topology in needs.slices:
-        counts[topology.name] = (topology, counts.get(topology.name, (topology, 0))[1] + 1)
-    groups = [_make_group(needs, topology, count, image) for topology, count in counts.values()]
+    groups = [
+        _make_group(needs, topology, count, image)
+        for topology, count in Counter(needs.slices).items()
+    ]
     ports = [{"containerPort": port, "name": name} for name, port in _DASHBOARD.items()]
     resources = {"requests": HEAD, "limits": HEAD}
-    head = _make_template(
-        needs,
-        {
-            "name": "ray-head",
-            "image": image,
-            "ports": ports,
-            "resources": resources,
-        },
-    )
+    container = {"name": "ray-head", "image": image, "ports": ports, "resources": resources}
+    head = _make_template(needs, container)
     spec = {"headGroupSpec": {"rayStartParams": {}, "template": head}, "workerGroupSpecs": groups}
     meta = {"name": needs.name, "namespace": needs.namespace}
     cluster = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": meta, "spec": spec}
@@ -57,12 +52,7 @@ def make_ray_cluster(needs: Wanted, python: str) -> list[Document]:
 
 
 def _make_group(needs: Wanted, topology: Topology, count: int, image: str) -> Document:
-    resource, selector = GPU, {GPU_LABEL: topology.gke_accelerator}
-    if topology.kind == "tpu":
-        resource = TPU
-        selector = {TPU_LABEL: topology.gke_accelerator, TOPOLOGY_LABEL: topology.shape_text}
-    spot = {"cloud.google.com/gke-spot": "true"} if topology.spot else {}
-    chips = {} if topology.kind == "cpu" else {resource: str(topology.chips_per_host)}
+    chips = count_chips(topology)
     variables = {"JAX_PLATFORMS": "tpu,cpu"} if topology.kind == "tpu" else {}
     if topology.kind == "tpu" and count > 1:
         variables |= {"MEGASCALE_NUM_SLICES": str(count), "MEGASCALE_PORT": MEGASCALE_PORT}
@@ -75,7 +65,7 @@ def _make_group(needs: Wanted, topology: Topology, count: int, image: str) -> Do
         "env": [{"name": name, "value": value} for name, value in variables.items()],
     }
     template = _make_template(needs, container)
-    template["spec"]["nodeSelector"] = {} if topology.kind == "cpu" else selector | spot
+    template["spec"]["nodeSelector"] = select_nodes(topology)
     if has_claims:
         claims = [{"name": "network", "resourceClaimTemplateName": CLAIM}]
         template["spec"]["resourceClaims"] = claims

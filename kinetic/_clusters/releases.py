@@ -18,8 +18,6 @@ class Release:
         source: a URL, or the path of a file.
         sha256: the digest of the text; "" for a manifest of the user's.
         definition: an object that every version has: the product is installed if it exists.
-        namespace: the namespace of its controller.
-        controller: the Deployment that must run before the product works.
     """
 
     name: str
@@ -27,13 +25,21 @@ class Release:
     source: str
     sha256: str
     definition: str
-    namespace: str
-    controller: str
 
     def replace_source(self, source: str | None) -> Release:
         """Return the release with a manifest of the user's, if one is named: its digest counts
         as verified by the user."""
         return replace(self, version="", source=source, sha256="") if source else self
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of its controller."""
+        return f"{self.name.lower()}-system"
+
+    @property
+    def controller(self) -> str:
+        """The Deployment that must run before the product works."""
+        return f"{self.name.lower()}-controller-manager"
 
     @property
     def marker(self) -> Document:
@@ -46,33 +52,21 @@ class Release:
         }
 
 
-_URL = "https://github.com/kubernetes-sigs/{0}/releases/download/v{1}/manifests.yaml"
-
-
-def _make_release(name: str, version: str, sha256: str, definition: str) -> Release:
-    return Release(
-        name.replace("jobset", "JobSet").replace("kueue", "Kueue"),
-        version,
-        _URL.format(name, version),
-        sha256,
-        f"CustomResourceDefinition {definition}",
-        f"{name}-system",
-        f"{name}-controller-manager",
-    )
-
-
+_PAGE = "https://github.com/kubernetes-sigs"
 RELEASES = {
-    "jobset": _make_release(
-        "jobset",
+    "jobset": Release(
+        "JobSet",
         "0.12.0",
+        f"{_PAGE}/jobset/releases/download/v0.12.0/manifests.yaml",
         "a41aaf12dd0b7b0a3d626b8d6107f32c3dc889d7e7830adc46b8cdb77a8963bb",
-        "jobsets.jobset.x-k8s.io",
+        "CustomResourceDefinition jobsets.jobset.x-k8s.io",
     ),
-    "kueue": _make_release(
-        "kueue",
+    "kueue": Release(
+        "Kueue",
         "0.19.2",
+        f"{_PAGE}/kueue/releases/download/v0.19.2/manifests.yaml",
         "88881eb50734eb920b67486ebc2aa978ed325e1b12d99b22fc51a6d7e9e4d370",
-        "clusterqueues.kueue.x-k8s.io",
+        "CustomResourceDefinition clusterqueues.kueue.x-k8s.io",
     ),
 }
 """What `up` installs, by the option that replaces it. The digests are of the files that the two
