@@ -153,7 +153,6 @@ def list_members(wanted: Wanted, number: str) -> list[str]:
 
 
 _GPU_FAMILIES = {"h100": "H100", "h100-mega": "H100_MEGA", "h200": "H200", "b200": "B200"}
-_GPU_METRICS = {"a100-80gb": "A100_80GB", "gb200": "GB200"}
 _TPU_FAMILIES = {
     "v3": "CT3",
     "v4": "CT4P",
@@ -164,19 +163,23 @@ _TPU_FAMILIES = {
 }
 
 
-def quota_of(topology: Topology, capacity: Capacity) -> tuple[str, str] | None:
-    """Return the quota that limits an accelerator: the metric of the Compute API, and the family
-    among the metric's dimensions, or ""; None for processors, and for reserved machines."""
-    if topology.kind == "cpu" or capacity is Capacity.RESERVATION:
-        return None
-    on_demand = capacity is Capacity.ON_DEMAND
-    prefix = "" if on_demand else "preemptible_"
-    if topology.kind == "tpu":
-        return f"{prefix}tpus_per_tpu_family", _TPU_FAMILIES[topology.family]
-    if family := _GPU_FAMILIES.get(topology.family):
-        return f"{prefix}gpus_per_gpu_family", f"NVIDIA_{family}"
-    metric = _GPU_METRICS.get(topology.family, topology.family.upper().replace("-", "_"))
-    return f"{prefix}nvidia_{metric.lower()}_gpus", ""
+def list_quotas(wanted: Wanted) -> Iterator[tuple[Topology, str, str]]:
+    """List the accelerators with the quota that limits each: the metric of the Compute API, and the
+    family among the metric's dimensions, or "". Processors and reserved machines have none."""
+    capacities = {pool.topology.name: pool.capacity for pool in wanted.pools}
+    for topology in dict.fromkeys(wanted.slices):
+        usual = Capacity.SPOT if topology.spot else Capacity.ON_DEMAND
+        capacity = capacities.get(topology.name, usual)
+        prefix = "" if capacity is Capacity.ON_DEMAND else "preemptible_"
+        family = topology.family
+        if topology.kind == "cpu" or capacity is Capacity.RESERVATION:
+            continue
+        if topology.kind == "tpu":
+            yield topology, f"{prefix}tpus_per_tpu_family", _TPU_FAMILIES[family]
+        elif family in _GPU_FAMILIES:
+            yield topology, f"{prefix}gpus_per_gpu_family", f"NVIDIA_{_GPU_FAMILIES[family]}"
+        else:
+            yield topology, f"{prefix}nvidia_{family.replace('-', '_')}_gpus", ""
 
 
 def limit_of(buckets: Iterable[Document], region: str, family: str) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from kinetic._backends.kubernetes.google_calls import GoogleCalls, ServiceRefused
 from kinetic._clusters.observed import Document
-from kinetic._clusters.refusals import explain
+from kinetic._clusters.refusals import NotEnabled, explain
 from kinetic._clusters.releases import Release
 from kinetic.errors import BackendUnavailable, PreflightError
 
@@ -26,33 +26,26 @@ ADDRESSES = {
     "storage": "https://storage.googleapis.com/storage/v1/",
 }
 _OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
+ENABLE_PAUSE_S, LONGEST_ENABLE_S = 10.0, 300.0
+"""An API refuses for up to some minutes after it was enabled, as if it were not."""
 TRIES = 5
 _CONFLICTS = (409, 412)
-
-
-def address_of(service: str, variables: Mapping[str, str]) -> str:
-    """Return the URL of a service, or the one that gcloud's own variables name instead."""
-    named = variables.get(f"{_OVERRIDE}{service.upper()}") or ADDRESSES[service]
-    return named.rstrip("/") + "/"
 
 
 class Cloud:
     """One project."""
 
-    def __init__(
-        self,
-        project: str,
-        variables: Mapping[str, str],
-        *,
-        calls: GoogleCalls | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, project: str, variables: Mapping[str, str]) -> None:
+        """Create the object without calling Google. gcloud's own variables may name other URLs."""
         self.project = project
-        self._addresses = {name: address_of(name, variables) for name in ADDRESSES}
-        self._calls = calls or GoogleCalls()
-        self._sleep = sleep
+        self._addresses = {
+            service: (variables.get(f"{_OVERRIDE}{service.upper()}") or url).rstrip("/") + "/"
+            for service, url in ADDRESSES.items()
+        }
+        self._calls = GoogleCalls()
+        self._waits_until = 0.0
 
-    def _ask(
+    def ask(
         self,
         method: str,
         service: str,
@@ -63,15 +56,18 @@ class Cloud:
         allowed: tuple[int, ...] = (),
         query: Mapping[str, object] | None = None,
     ) -> tuple[int, Document]:
+        """Send a request to a service; return the HTTP status and the answer. `action` is the
+        request in words; `allowed` are errors to return instead of raising."""
         url = self._addresses[service] + path + (f"?{urlencode(query, True)}" if query else "")
-        try:
-            code, answer = self._calls.call(method, url, body, allowed=allowed)
-        except ServiceRefused as refused:
-            reasons = [str(d.get("reason") or "") for d in refused.detail.get("details") or ()]
-            message = str(refused.detail.get("message") or refused)
-            reason = next(filter(None, reasons), "")
-            raise explain(self.project, action, refused.code, message, reason) from refused
-        return code, answer if isinstance(answer, dict) else {}
+        while True:
+            try:
+                code, answer = self._calls.call(method, url, body, allowed=allowed)
+                return code, answer if isinstance(answer, dict) else {}
+            except ServiceRefused as refused:
+                error = explain(self.project, action, refused.code, refused.detail)
+                if not isinstance(error, NotEnabled) or time.monotonic() > self._waits_until:
+                    raise error from refused
+            time.sleep(ENABLE_PAUSE_S)
 
     # --- the project
 
@@ -79,7 +75,7 @@ class Cloud:
         """Return the project's number and which of these APIs are enabled."""
         wanted = [f"projects/{self.project}/services/{name}" for name in names]
         path = f"v1/projects/{self.project}/services:batchGet"
-        _, answer = self._ask(
+        _, answer = self.ask(
             "GET", "serviceusage", path, action="read the enabled APIs", query={"names": wanted}
         )
         rows = answer.get("services") or ()
@@ -88,17 +84,18 @@ class Cloud:
         return number, frozenset(str(name).rpartition("/")[2] for name in enabled)
 
     def enable(self, body: Document) -> None:
-        """Enable APIs, and wait until they are."""
+        """Enable APIs. Later requests wait until they answer."""
         action = "enable APIs"
         path = f"v1/projects/{self.project}/services:batchEnable"
-        _, operation = self._ask("POST", "serviceusage", path, body, action=action)
+        _, operation = self.ask("POST", "serviceusage", path, body, action=action)
         ends = time.monotonic() + LONGEST_S
         while not operation.get("done") and time.monotonic() < ends:
-            self._sleep(POLL_S)
+            time.sleep(POLL_S)
             path = f"v1/{operation['name']}"
-            _, operation = self._ask("GET", "serviceusage", path, action=action)
+            _, operation = self.ask("GET", "serviceusage", path, action=action)
         if error := operation.get("error"):
-            raise explain(self.project, action, 403, str(error.get("message") or error))
+            raise explain(self.project, action, 403, error)
+        self._waits_until = time.monotonic() + LONGEST_ENABLE_S
 
     # --- machines
 
@@ -109,7 +106,7 @@ class Cloud:
         query: dict[str, object] = {"fields": "items/name,nextPageToken", "maxResults": 500}
         names: set[str] = set()
         while True:
-            _, answer = self._ask("GET", "compute", path, action=action, query=query)
+            _, answer = self.ask("GET", "compute", path, action=action, query=query)
             names |= {str(item["name"]) for item in answer.get("items") or ()}
             if not answer.get("nextPageToken"):
                 return frozenset(names)
@@ -120,7 +117,7 @@ class Cloud:
         project has no such quota, or the caller may not read it."""
         name = quote(f"compute.googleapis.com/{metric}", safe="")
         path = f"v1beta1/projects/{self.project}/services/compute.googleapis.com"
-        _, answer = self._ask(
+        _, answer = self.ask(
             "GET",
             "serviceusage",
             f"{path}/consumerQuotaMetrics/{name}",
@@ -135,7 +132,7 @@ class Cloud:
 
     def read_bucket(self, name: str) -> Document | None:
         """Return a bucket; None if there is none."""
-        code, answer = self._ask(
+        code, answer = self.ask(
             "GET", "storage", f"b/{name}", action=f"read the bucket {name}", allowed=(404,)
         )
         return None if code == 404 else answer
@@ -143,7 +140,7 @@ class Cloud:
     def create_bucket(self, body: Document) -> None:
         """Create a bucket."""
         action = f"create the bucket {body['name']}"
-        self._ask("POST", "storage", "b", body, action=action, query={"project": self.project})
+        self.ask("POST", "storage", "b", body, action=action, query={"project": self.project})
 
     def read_members(self, bucket: str, role: str) -> frozenset[str]:
         """Return the members of a bucket's role."""
@@ -158,7 +155,7 @@ class Cloud:
     def _read_policy(self, bucket: str) -> Document:
         path, action = f"b/{bucket}/iam", f"read the policy of the bucket {bucket}"
         query = {"optionsRequestedPolicyVersion": 3}
-        return self._ask("GET", "storage", path, action=action, query=query)[1]
+        return self.ask("GET", "storage", path, action=action, query=query)[1]
 
     def grant(self, bucket: str, role: str, member: str) -> None:
         """Give a role on a bucket to a member; other changes of the policy are kept."""
@@ -168,19 +165,19 @@ class Cloud:
             bindings = [*(policy.get("bindings") or ()), {"role": role, "members": [member]}]
             body = policy | {"bindings": bindings, "version": 3}
             allowed = _CONFLICTS if tries < TRIES else ()
-            code, _ = self._ask(
+            code, _ = self.ask(
                 "PUT", "storage", f"b/{bucket}/iam", body, action=action, allowed=allowed
             )
             if code not in _CONFLICTS:
                 return
-            self._sleep(POLL_S)
+            time.sleep(POLL_S)
 
     def remove_bucket(self, name: str) -> None:
         """Remove a bucket with all that is in it."""
         action = f"remove the bucket {name}"
 
         def remove(path: str) -> None:
-            self._ask("DELETE", "storage", path, action=action, allowed=(404,))
+            self.ask("DELETE", "storage", path, action=action, allowed=(404,))
 
         with ThreadPoolExecutor(16) as pool:
             while names := self._list_names(name, "o", action):
@@ -192,7 +189,7 @@ class Cloud:
         remove(f"b/{name}")
 
     def _list_names(self, bucket: str, kind: str, action: str) -> list[str]:
-        _, answer = self._ask(
+        _, answer = self.ask(
             "GET", "storage", f"b/{bucket}/{kind}", action=action, allowed=(400, 404, 409)
         )
         return [str(item["name"]) for item in answer.get("items") or ()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from kinetic._backends.kubernetes.api import CallLimits, Selector
 from kinetic._backends.kubernetes.connection import HttpApi
@@ -33,13 +33,11 @@ class ControlPlane:
         variables: Mapping[str, str],
         name: str,
         *,
-        sleep: Callable[[float], None] = time.sleep,
         limits: CallLimits | None = None,
     ) -> None:
         """Create the object without connecting. `name` is the value of the cluster's label."""
-        self._api = HttpApi(access, variables, sleep=sleep, patience=limits)
+        self._api = HttpApi(access, variables, patience=limits)
         self._name = name
-        self._sleep = sleep
         self._kinds: dict[tuple[str, str], Resource] = {}
 
     def close(self) -> None:
@@ -86,7 +84,7 @@ class ControlPlane:
             except (NotInstalled, BackendUnavailable):
                 if time.monotonic() > ends:
                     raise
-                self._sleep(POLL_S)
+                time.sleep(POLL_S)
 
     def install(self, release: Release, documents: Iterable[Document]) -> None:
         """Apply a released manifest, wait for its controller, and mark it as applied at last."""
@@ -100,7 +98,7 @@ class ControlPlane:
                     f"{LONGEST_S / 60:g} minutes. `kubectl -n {release.namespace} describe pods` "
                     "says why; then run the same command again."
                 )
-            self._sleep(POLL_S)
+            time.sleep(POLL_S)
         self.apply(mark(release.marker, self._name))
 
     def _is_available(self, release: Release) -> bool:

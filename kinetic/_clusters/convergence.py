@@ -7,25 +7,23 @@ command, the same one before it was interrupted, or another one that runs at the
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kinetic._backends.kubernetes.api import CallLimits
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._clusters import access, bodies, objects
-from kinetic._clusters.cloud import Cloud, address_of, read_manifest
+from kinetic._clusters.cloud import Cloud, read_manifest
 from kinetic._clusters.control_plane import ControlPlane
 from kinetic._clusters.difference import SERVICES, Action, Step, difference, with_pools
 from kinetic._clusters.gke import Gke
 from kinetic._clusters.observed import BUSY, Document, Observed
-from kinetic._clusters.refusals import NameTaken, NotEnabled
+from kinetic._clusters.refusals import NameTaken
 from kinetic._clusters.releases import RELEASES, Release
-from kinetic._clusters.wanted import Capacity, Mode, Wanted
+from kinetic._clusters.wanted import Mode, Wanted, check_project
 from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, SubmitError
 
-ENABLE_TRIES, ENABLE_PAUSE_S = 30, 10.0
 ROUNDS = 12
 """Most rounds: a new cluster takes about four, another command at the same time some more."""
 _QUICK = CallLimits(connect_s=10.0, tries=3)
@@ -37,44 +35,27 @@ class Doors:
 
     Attributes:
         cloud: the project.
-        gke: the clusters of its location.
+        gke: its clusters.
         variables: the environment, for logins.
         releases: the manifests to install.
-        sleep: waits.
     """
 
     cloud: Cloud
     gke: Gke
     variables: Mapping[str, str]
     releases: Mapping[str, Release]
-    sleep: Callable[[float], None]
 
 
 def open_doors(
-    project: str,
-    location: str,
-    variables: Mapping[str, str],
-    releases: Mapping[str, Release] = RELEASES,
-    sleep: Callable[[float], None] = time.sleep,
+    project: str, variables: Mapping[str, str], releases: Mapping[str, Release] = RELEASES
 ) -> Doors:
-    """Return the services of a project, without calling them."""
-    cloud = Cloud(project, variables, sleep=sleep)
-    gke = Gke(project, location, address_of("container", variables), sleep=sleep)
-    return Doors(cloud, gke, variables, releases, sleep)
+    """Return the services of a project, without calling them.
 
-
-def list_documents(wanted: Wanted, caller: str, releases: Mapping[str, Release]) -> list[Document]:
-    """List the objects of the cluster that a difference depends on."""
-    documents = [
-        *objects.make_access(wanted, caller),
-        *objects.make_queue(wanted),
-        *objects.make_checkpoints(wanted),
-    ]
-    for name in wanted.manifests:
-        kind, _, plural = releases[name].definition.partition(" ")
-        definition = {"apiVersion": "apiextensions.k8s.io/v1", "kind": kind}
-        documents += [releases[name].marker, definition | {"metadata": {"name": plural}}]
-    return documents
+    Raises:
+        UsageError: that is not the id of a project.
+    """
+    cloud = Cloud(check_project(project), variables)
+    return Doors(cloud, Gke(cloud), variables, releases)
 
 
 def observe(wanted: Wanted, doors: Doors, *, whole: bool = True) -> Observed:
@@ -98,12 +79,17 @@ def observe(wanted: Wanted, doors: Doors, *, whole: bool = True) -> Observed:
             members = cloud.read_members(wanted.bucket, bodies.OBJECT_ROLE)
             observed = replace(observed, members=members)
     if "compute.googleapis.com" in services and whole:
-        is_new = wanted.mode is Mode.STANDARD
-        machines = cloud.list_machines(wanted.location) if is_new else frozenset()
-        observed = replace(observed, machines=machines, quotas=_read_quotas(wanted, cloud))
+        limits = {
+            topology.name: bodies.limit_of(cloud.read_quota(metric), wanted.region, family)
+            for topology, metric, family in bodies.list_quotas(wanted)
+        }
+        quotas = {name: limit for name, limit in limits.items() if limit is not None}
+        has_pools = wanted.mode is Mode.STANDARD
+        machines = cloud.list_machines(wanted.location) if has_pools else frozenset()
+        observed = replace(observed, machines=machines, quotas=quotas)
     if "container.googleapis.com" not in services:
         return observed
-    named = [c for c in doors.gke.list_clusters("-") if c["name"] == wanted.name]
+    named = [c for c in doors.gke.list_clusters() if c["name"] == wanted.name]
     cluster = next((c for c in named if c["location"] == wanted.location), None)
     places = tuple(sorted(str(c["location"]) for c in named if c is not cluster))
     observed = replace(observed, cluster=cluster, elsewhere=places)
@@ -121,9 +107,17 @@ def observe(wanted: Wanted, doors: Doors, *, whole: bool = True) -> Observed:
 def observe_objects(
     wanted: Wanted, observed: Observed, plane: ControlPlane, releases: Mapping[str, Release]
 ) -> Observed:
-    """Return what was observed, with the objects of a cluster that answers."""
-    caller = plane.read_caller()
-    documents = list_documents(with_pools(wanted, observed), caller, releases)
+    """Return what was observed, with the objects of a cluster on which a difference depends."""
+    caller, wanted = plane.read_caller(), with_pools(wanted, observed)
+    documents = [
+        *objects.make_access(wanted, caller),
+        *objects.make_queue(wanted),
+        *objects.make_checkpoints(wanted),
+    ]
+    for name in wanted.manifests:
+        kind, _, plural = releases[name].definition.partition(" ")
+        definition = {"apiVersion": "apiextensions.k8s.io/v1", "kind": kind}
+        documents += [releases[name].marker, definition | {"metadata": {"name": plural}}]
     digests, foreign = plane.read_objects(documents)
     return replace(observed, caller=caller, objects=digests, foreign=foreign)
 
@@ -132,22 +126,9 @@ def observe_objects(
 def open_control_plane(wanted: Wanted, cluster: Document, doors: Doors) -> Iterator[ControlPlane]:
     """Yield the API server of a cluster."""
     entry = access.make_access(wanted.context, cluster)
-    plane = ControlPlane(entry, doors.variables, wanted.name, sleep=doors.sleep, limits=_QUICK)
+    plane = ControlPlane(entry, doors.variables, wanted.name, limits=_QUICK)
     with contextlib.closing(plane):
         yield plane
-
-
-def _read_quotas(wanted: Wanted, cloud: Cloud) -> dict[str, float]:
-    capacities = {pool.topology.name: pool.capacity for pool in wanted.pools}
-    quotas: dict[str, float] = {}
-    for topology in wanted.slices:
-        usual = Capacity.SPOT if topology.spot else Capacity.ON_DEMAND
-        quota = bodies.quota_of(topology, capacities.get(topology.name, usual))
-        if quota is not None and "/".join(quota) not in quotas:
-            metric, family = quota
-            limit = bodies.limit_of(cloud.read_quota(metric), wanted.region, family)
-            quotas |= {} if limit is None else {"/".join(quota): limit}
-    return quotas
 
 
 def converge(
@@ -172,9 +153,9 @@ def converge(
             steps = difference(wanted, observe(wanted, doors), doors.releases)
         if not steps:
             return
-        carry_out(wanted, doors, steps, report)
-        if steps[0].action is Action.ENABLE:
-            _await_services(wanted, doors)
+        # If another command was faster, the next round decides whether its object is ours.
+        with contextlib.suppress(NameTaken):
+            carry_out(wanted, doors, steps, report)
         steps = None
     raise SubmitError(
         f"{wanted.name} is not complete after {ROUNDS} rounds: something removes what is made, or "
@@ -182,47 +163,23 @@ def converge(
     )
 
 
-def _await_services(wanted: Wanted, doors: Doors) -> None:
-    """Wait until enabled APIs answer, which takes up to some minutes."""
-    for _ in range(ENABLE_TRIES):
-        try:
-            observe(wanted, doors, whole=False)
-            return
-        except NotEnabled:
-            doors.sleep(ENABLE_PAUSE_S)
-
-
 def carry_out(
     wanted: Wanted, doors: Doors, steps: Sequence[Step], report: Callable[[str], None]
 ) -> None:
     """Carry out steps, until one after which the rest must be asked again."""
-    with contextlib.ExitStack() as closing:
-        plane: ControlPlane | None = None
-        for step in steps:
-            report(str(step))
-            if step.action in (Action.APPLY, Action.INSTALL) and plane is None:
-                cluster = doors.gke.get_cluster(wanted.name)
-                if cluster is None or not cluster.get("endpoint"):
-                    return
-                plane = closing.enter_context(open_control_plane(wanted, cluster, doors))
-            try:
-                _carry_out_step(wanted, doors, step, plane)
-            except NameTaken:
-                # Another command was faster; the next round decides whether it is ours.
-                if not _is_there(wanted, doors, step):
-                    raise
-                return
-            if step.changes_view:
-                return
+    inside = [step for step in steps if step.is_inside]
+    for step in steps[: len(steps) - len(inside)]:
+        report(str(step))
+        _carry_out_step(wanted, doors, step)
+        if step.changes_view:
+            return
+    cluster = doors.gke.get_cluster(wanted) if inside else None
+    if cluster is not None and cluster.get("endpoint"):
+        with open_control_plane(wanted, cluster, doors) as plane:
+            _fill(plane, inside, doors.releases, report)
 
 
-def _is_there(wanted: Wanted, doors: Doors, step: Step) -> bool:
-    if step.action is Action.CREATE_BUCKET:
-        return doors.cloud.read_bucket(wanted.bucket) is not None
-    return doors.gke.get_cluster(wanted.name) is not None
-
-
-def _carry_out_step(wanted: Wanted, doors: Doors, step: Step, plane: ControlPlane | None) -> None:
+def _carry_out_step(wanted: Wanted, doors: Doors, step: Step) -> None:
     cloud, gke, body = doors.cloud, doors.gke, step.body or {}
     match step.action:
         case Action.ENABLE:
@@ -232,21 +189,35 @@ def _carry_out_step(wanted: Wanted, doors: Doors, step: Step, plane: ControlPlan
         case Action.GRANT:
             cloud.grant(wanted.bucket, body["role"], body["member"])
         case Action.CREATE_CLUSTER:
-            gke.create_cluster(body)
+            gke.create_cluster(wanted, body)
         case Action.CREATE_POOL:
-            gke.create_pool(wanted.name, body)
+            gke.create_pool(wanted, body)
         case Action.REMOVE_POOL:
-            gke.remove_pool(wanted.name, step.name)
+            gke.remove_pool(wanted, step.name)
         case Action.WAIT:
-            gke.wait(step.name)
+            gke.wait(wanted, step.name)
         case Action.REMOVE_CLUSTER:
-            gke.remove_cluster(wanted.name)
+            gke.remove_cluster(wanted)
             access.remove(wanted.context, doors.variables)
         case Action.REMOVE_BUCKET:
             cloud.remove_bucket(wanted.bucket)
-        case Action.APPLY | Action.INSTALL:
-            assert plane is not None
-            fill(plane, step, doors.releases)
+
+
+def _fill(
+    plane: ControlPlane,
+    steps: Sequence[Step],
+    releases: Mapping[str, Release],
+    report: Callable[[str], None],
+) -> None:
+    """Carry out steps inside a cluster."""
+    for step in steps:
+        report(str(step))
+        body = step.body or {}
+        if step.action is Action.APPLY:
+            plane.apply(body)
+        else:
+            release = releases[body["release"]]
+            plane.install(release, read_manifest(release))
 
 
 def fill_cluster(
@@ -259,9 +230,7 @@ def fill_cluster(
     """Carry out the steps inside a cluster that no cloud knows."""
     with contextlib.closing(ControlPlane(entry, variables, wanted.name)) as plane:
         observed = observe_objects(wanted, Observed(), plane, releases)
-        for step in difference(wanted, observed, releases):
-            report(str(step))
-            fill(plane, step, releases)
+        _fill(plane, difference(wanted, observed, releases), releases, report)
 
 
 def list_jobs(wanted: Wanted, observed: Observed, doors: Doors) -> tuple[str, ...]:
@@ -271,13 +240,3 @@ def list_jobs(wanted: Wanted, observed: Observed, doors: Doors) -> tuple[str, ..
         return ()
     with open_control_plane(wanted, cluster, doors) as plane:
         return plane.list_jobs()
-
-
-def fill(plane: ControlPlane, step: Step, releases: Mapping[str, Release]) -> None:
-    """Carry out a step inside a cluster."""
-    body = step.body or {}
-    if step.action is Action.APPLY:
-        plane.apply(body)
-    else:
-        release = releases[body["release"]]
-        plane.install(release, read_manifest(release))

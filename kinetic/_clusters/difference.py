@@ -1,4 +1,4 @@
-"""The design of `kinetic up`, `down` and `pool`: one function from wanted and observed to steps.
+"""The design of `kinetic up`, `down` and `pool`: functions from wanted and observed to steps.
 
 In: a `Wanted` and an `Observed`. Out: the steps that turn the one into the other, in their order.
 Pure. An interrupted command is run again: what is there is asked, never remembered, so the rest of
@@ -20,11 +20,11 @@ from kinetic._clusters.observed import (
     is_own,
     is_own_pool,
     key_of,
+    mode_of,
     slices_of,
 )
 from kinetic._clusters.releases import RELEASES, Release
-from kinetic._clusters.wanted import DEFAULT_POOL, LABEL, Capacity, Mode, Pool, Wanted
-from kinetic._core.accelerators.topology import Topology
+from kinetic._clusters.wanted import DEFAULT_POOL, LABEL, Mode, Pool, Wanted
 from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError, UsageError
 
@@ -81,6 +81,11 @@ class Step:
         """True if later steps depend on what the cloud says afterwards."""
         return self.action in (Action.CREATE_CLUSTER, Action.WAIT, Action.ENABLE)
 
+    @property
+    def is_inside(self) -> bool:
+        """True if the step is for the API server of the cluster. These are the last ones."""
+        return self.action in (Action.APPLY, Action.INSTALL)
+
 
 def difference(
     wanted: Wanted, observed: Observed, releases: Mapping[str, Release] = RELEASES
@@ -92,10 +97,6 @@ def difference(
             the quota lacks something, or GKE has given up the cluster.
         UsageError: the cluster is of another kind.
     """
-    if not wanted.exists:
-        return list(_remove(wanted, observed))
-    if wanted.absent:
-        return [_remove_pool(wanted, observed, name) for name in wanted.absent]
     if wanted.mode is Mode.KIND:
         return list(_fill(wanted, observed, releases))
     _check(wanted, observed)
@@ -121,8 +122,7 @@ def _check(wanted: Wanted, observed: Observed) -> None:
             "another name with --cluster."
         )
     if cluster is not None:
-        is_autopilot = (cluster.get("autopilot") or {}).get("enabled")
-        mode = Mode.AUTOPILOT if is_autopilot else Mode.STANDARD
+        mode = mode_of(cluster)
         if mode is not wanted.mode:
             remedy = "without" if mode is Mode.AUTOPILOT else "with"
             raise UsageError(
@@ -140,10 +140,15 @@ def _check(wanted: Wanted, observed: Observed) -> None:
             f"The bucket {wanted.bucket} exists, and kinetic has not made it: it lacks the label "
             f"{LABEL}={wanted.name}, or another project has it. Choose another name with --cluster."
         )
-    capacities = {pool.topology.name: pool.capacity for pool in wanted.pools}
-    for topology in wanted.slices:
-        usual = Capacity.SPOT if topology.spot else Capacity.ON_DEMAND
-        _check_quota(wanted, observed, topology, capacities.get(topology.name, usual))
+    for topology, metric, family in bodies.list_quotas(wanted):
+        limit = observed.quotas.get(topology.name, -1)
+        if 0 <= limit < topology.chips:
+            named = f"{metric}{f' ({family})' if family else ''}"
+            raise PreflightError(
+                f"Your quota of {named} in {wanted.region} is {limit:g}, and {topology.name} needs "
+                f"{topology.chips}. Ask for more at "
+                f"https://console.cloud.google.com/iam-admin/quotas?project={wanted.project}."
+            )
     for pool in wanted.pools:
         machine = pool.topology.machine_type
         if observed.machines and machine not in observed.machines:
@@ -151,22 +156,6 @@ def _check(wanted: Wanted, observed: Observed) -> None:
                 f"{wanted.location} has no {machine}, the machine of {pool.topology.name}. Zones "
                 f"with it: {zones.SOURCE if pool.topology.kind == 'tpu' else zones.GPU_SOURCE}."
             )
-
-
-def _check_quota(
-    wanted: Wanted, observed: Observed, topology: Topology, capacity: Capacity
-) -> None:
-    quota = bodies.quota_of(topology, capacity)
-    limit = observed.quotas.get("/".join(quota)) if quota else None
-    if quota is None or limit is None or limit < 0 or limit >= topology.chips:
-        return
-    metric, family = quota
-    named = f"{metric}{f' ({family})' if family else ''}"
-    raise PreflightError(
-        f"Your quota of {named} in {wanted.region} is {limit:g}, and {topology.name} needs "
-        f"{topology.chips}. Ask for more at https://console.cloud.google.com/iam-admin/quotas"
-        f"?project={wanted.project}."
-    )
 
 
 def _explain(document: Document) -> str:
@@ -309,7 +298,12 @@ def _apply(wanted: Wanted, observed: Observed, documents: list[Document]) -> Ite
             yield Step(Action.APPLY, key, body=objects.mark(document, wanted.name))
 
 
-def _remove_pool(wanted: Wanted, observed: Observed, name: str) -> Step:
+def list_pool_removal(wanted: Wanted, observed: Observed, name: str) -> list[Step]:
+    """Return the step that removes a node pool.
+
+    Raises:
+        PreflightError: there is no such pool, or it must stay.
+    """
     pool = observed.pools.get(name)
     if pool is None:
         names = ", ".join(sorted(observed.pools)) or "none"
@@ -325,32 +319,34 @@ def _remove_pool(wanted: Wanted, observed: Observed, name: str) -> Step:
             "down` removes it with the cluster."
         )
     machine = str((pool.get("config") or {}).get("machineType") or "")
-    return Step(Action.REMOVE_POOL, name, machine)
+    return [Step(Action.REMOVE_POOL, name, machine)]
 
 
-def _remove(wanted: Wanted, observed: Observed) -> Iterator[Step]:
-    cluster = observed.cluster
-    if cluster is not None and is_own(cluster, wanted.name):
+def list_removals(wanted: Wanted, observed: Observed, *, with_bucket: bool) -> list[Step]:
+    """Return the steps that remove what has the label: the cluster, and its bucket."""
+    steps = []
+    if observed.cluster is not None and is_own(observed.cluster, wanted.name):
         pools = ", ".join(sorted(observed.pools))
         detail = f"with its node pools {pools}" if pools else "with all that runs in it"
-        yield Step(Action.REMOVE_CLUSTER, wanted.name, detail)
-    is_shared = bool(observed.elsewhere)
-    if observed.owns_bucket(wanted.name) and not wanted.keeps_bucket and not is_shared:
-        yield Step(Action.REMOVE_BUCKET, wanted.bucket, "with all records and results")
+        steps.append(Step(Action.REMOVE_CLUSTER, wanted.name, detail))
+    if with_bucket and observed.owns_bucket(wanted.name) and not observed.elsewhere:
+        steps.append(Step(Action.REMOVE_BUCKET, wanted.bucket, "with all records and results"))
+    return steps
 
 
-def list_remains(wanted: Wanted, observed: Observed) -> list[str]:
+def list_remains(wanted: Wanted, observed: Observed, *, with_bucket: bool) -> list[str]:
     """List what `down` leaves, and why."""
-    lacks = f"stays: it lacks the label {LABEL}={wanted.name}."
     remains = []
     if observed.cluster is not None and not is_own(observed.cluster, wanted.name):
-        remains.append(f"The cluster {wanted.name} {lacks}")
+        remains.append(
+            f"The cluster {wanted.name} stays: it lacks the label {LABEL}={wanted.name}."
+        )
     if observed.bucket is not None and not observed.owns_bucket(wanted.name):
         remains.append(f"The bucket {wanted.bucket} stays: kinetic has not made it.")
     elif observed.bucket is not None and observed.elsewhere:
         places = ", ".join(observed.elsewhere)
         remains.append(f"The bucket {wanted.bucket} stays: {wanted.name} in {places} uses it.")
-    elif observed.bucket is not None and wanted.keeps_bucket:
+    elif observed.bucket is not None and not with_bucket:
         remains.append(
             f"The bucket {wanted.bucket} stays, with all records. Remove it with --delete-store "
             f"{wanted.bucket}."

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from kinetic._clusters.wanted import LABEL
+from kinetic._clusters.wanted import LABEL, Mode
 from kinetic._core.accelerators.catalog import catalog_rows
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.accelerators.topology import Topology
@@ -30,7 +30,7 @@ class Observed:
         number: the project's number.
         services: the names of the enabled APIs.
         machines: the machine types that the cluster's zone has; empty if not asked.
-        quotas: the chips or GPUs that the region allows, by quota; missing if unknown.
+        quotas: the chips or GPUs that the region allows, by accelerator; missing if unknown.
         cluster: GKE's document of the cluster; None if there is none.
         elsewhere: the other places that have a cluster of this name; they share the bucket.
         bucket: the bucket's document; None if there is none.
@@ -69,6 +69,12 @@ class Observed:
     def pools(self) -> dict[str, Document]:
         """The cluster's node pools by name."""
         return {pool["name"]: pool for pool in (self.cluster or {}).get("nodePools") or ()}
+
+
+def mode_of(cluster: Document) -> Mode:
+    """Return the kind of a cluster on Google Cloud."""
+    is_autopilot = (cluster.get("autopilot") or {}).get("enabled")
+    return Mode.AUTOPILOT if is_autopilot else Mode.STANDARD
 
 
 def is_own(document: Document, name: str) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from kinetic.errors import BackendUnavailable, KineticError, PreflightError, SubmitError
 
 ROLES = "roles/container.admin, roles/storage.admin and roles/serviceusage.serviceUsageAdmin"
@@ -20,18 +23,19 @@ class OperationUnderWay(BackendUnavailable):
     """GKE works on the cluster, and takes the request afterwards."""
 
 
-def explain(project: str, action: str, code: int, message: str, reason: str = "") -> KineticError:
+def explain(project: str, action: str, code: int, detail: Mapping[str, Any]) -> KineticError:
     """Return the error for a refused request.
 
     Args:
         project: the project of the request.
         action: the request in words: "create the cluster dev".
         code: the HTTP status.
-        message: Google's words.
-        reason: Google's word for machines, such as SERVICE_DISABLED, or "".
+        detail: Google's error object, with its words and a reason such as SERVICE_DISABLED.
     """
-    text = " ".join(message.split()).rstrip(".")
+    text = " ".join(str(detail.get("message") or f"HTTP {code}").split()).rstrip(".")
     low = text.lower()
+    reasons = (str(entry.get("reason") or "") for entry in detail.get("details") or ())
+    reason = next(filter(None, reasons), "")
     start = f"Could not {action} in the project {project}"
     if code == 401:
         return PreflightError(
@@ -66,8 +70,6 @@ def explain(project: str, action: str, code: int, message: str, reason: str = ""
         return PreflightError(
             f'{start}: "{text}". Check the project\'s id with `gcloud projects list`, and the zone.'
         )
-    if code >= 500 or code == 429:
-        return BackendUnavailable(f'{start}: Google does not answer: "{text}". Try again later.')
     return PreflightError(f'{start}: Google refuses it (HTTP {code}): "{text}".')
 
 
@@ -76,7 +78,7 @@ def explain_operation(project: str, action: str, message: str) -> KineticError:
     text = " ".join(message.split()).rstrip(".")
     low = text.lower()
     if "quota" in low:
-        return explain(project, action, 403, text)
+        return explain(project, action, 403, {"message": text})
     if any(word in low for word in ("stockout", "exhausted", "does not have enough resources")):
         return BackendUnavailable(
             f'Could not {action} in the project {project}: no machines are free: "{text}". '

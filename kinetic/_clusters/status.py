@@ -8,9 +8,9 @@ from kinetic._backends.kubernetes.nodes import NodePool, live_accelerators, pool
 from kinetic._backends.kubernetes.resources import LOCAL_QUEUES
 from kinetic._clusters.bodies import limit_of, list_tpu_quotas
 from kinetic._clusters.convergence import Doors, open_control_plane
-from kinetic._clusters.observed import Document, is_own_pool, slices_of
+from kinetic._clusters.observed import Document, is_own_pool, mode_of, slices_of
 from kinetic._clusters.preview import CONTROL_PLANE, MACHINES
-from kinetic._clusters.wanted import Wanted
+from kinetic._clusters.wanted import Mode, Wanted
 from kinetic._core.accelerators.prices import SPOT, in_usd, price_of
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.accelerators.topology import Topology
@@ -138,7 +138,7 @@ def list_pools(
 ) -> list[PoolState]:
     """Return the node pools of a Standard cluster, or the kinds of nodes on Autopilot. Pure."""
     groups = pools_of(nodes)
-    if (cluster.get("autopilot") or {}).get("enabled"):
+    if mode_of(cluster) is Mode.AUTOPILOT:
         names = {row.pool: row.name for row in live_accelerators(nodes)}
         return [_describe_nodes(group, names.get(group.name, ""), own) for group in groups]
     rows = []

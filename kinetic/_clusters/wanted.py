@@ -25,6 +25,7 @@ QUEUE = "kinetic"
 DEFAULT_POOL = "default-pool"
 GPU_EXTRA_NODES = 10
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,38}[a-z0-9])?")
+_PROJECT = re.compile(r"[-a-z0-9.:]+")
 _LOCATION = re.compile(r"[a-z]+-[a-z]+\d+(?:-[a-z0-9]+)?")
 LONGEST_BUCKET = 63
 
@@ -85,9 +86,6 @@ class Wanted:
         has_queue: true for a queue with room for the slices.
         multi_tier: true for GKE's multi-tier checkpoints.
         networks: true for several network devices (DRANET).
-        absent: the names of node pools to remove.
-        exists: false to remove the cluster.
-        keeps_bucket: false to remove the bucket with the cluster.
     """
 
     name: str
@@ -102,14 +100,21 @@ class Wanted:
     has_queue: bool = False
     multi_tier: bool = False
     networks: bool = False
-    absent: tuple[str, ...] = ()
-    exists: bool = True
-    keeps_bucket: bool = True
 
     @property
     def region(self) -> str:
         """The region of the cluster and its bucket."""
         return zones.region_of(self.location)
+
+    @property
+    def parent(self) -> str:
+        """The path of the location in GKE's interface."""
+        return f"projects/{self.project}/locations/{self.location}"
+
+    @property
+    def path(self) -> str:
+        """The path of the cluster in GKE's interface."""
+        return f"{self.parent}/clusters/{self.name}"
 
     @property
     def context(self) -> str:
@@ -127,6 +132,16 @@ def check_name(name: str) -> str:
             "beginning with a letter."
         )
     return name
+
+
+def check_project(project: str) -> str:
+    """Return a project's id if Google accepts it."""
+    if not _PROJECT.fullmatch(project):
+        raise UsageError(
+            f"{project!r} is not the id of a project: lower-case letters, digits and '-'. `gcloud "
+            "projects list` shows the ids of yours."
+        )
+    return project
 
 
 def name_bucket(project: str, cluster: str) -> str:

@@ -19,6 +19,7 @@ pytest.importorskip("kubernetes_validate")
 
 from doubles.google_cloud import GoogleDouble, Killed, Refusal, serving
 
+from kinetic._backends.kubernetes import google_calls
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._client.doctor.examination import Report
 from kinetic._clusters import access, cloud, control_plane, convergence, gke
@@ -105,7 +106,7 @@ def test_from_an_empty_project_to_a_cluster_and_back(google, capsys, tmp_path):
 
 def test_apis_that_were_enabled_just_now_are_waited_for(google, monkeypatch):
     """In an empty project GKE still refuses for a while after it was enabled: `up` asks again."""
-    monkeypatch.setattr(convergence, "ENABLE_PAUSE_S", 0.0)
+    monkeypatch.setattr(cloud, "ENABLE_PAUSE_S", 0.0)
     google.lag = 3
     assert call([*UP, "--accelerator=cpu"]) == 0
     assert google.changes[0] == "enable"
@@ -279,6 +280,8 @@ def test_something_of_that_name_that_is_not_ours_is_left_alone(google, capsys):
         (["up", "--project=other", "--accelerator=cpu"], 4, "gcloud projects list"),
         (["up", "--project=my-project", "--zone=us-east1-b", "--accelerator=v6e-8"], 4, "Zones"),
         (["status", "--project=my-project"], 4, "`kinetic up` enables"),
+        (["up", "--project=My Project?", "--accelerator=cpu"], 2, "is not the id of a project"),
+        (["up", "--project=my-project", "--gcsfuse=data"], 2, "Add --ray"),
         (["up", "--accelerator=v6e-9"], 2, "There is no accelerator 'v6e-9'"),
         (["init"], 2, "`kinetic up --project ID` creates a cluster"),
     ],
@@ -328,8 +331,8 @@ def test_a_manifest_that_is_not_the_released_one_is_refused(google, capsys, monk
 
 
 def test_without_the_extra_one_line_says_how_to_install_it(google, capsys, monkeypatch):
-    """google-cloud-container is missing: each of the seven commands says what to install."""
-    monkeypatch.setitem(sys.modules, "google.cloud.container_v1", None)
+    """Kubernetes' client is missing: each of the seven commands says what to install."""
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
     add = ["pool", "add", "--accelerator=v6e-8"]
     for words in (
         UP,
@@ -429,6 +432,7 @@ def test_gke_that_takes_too_long_or_does_not_answer(google, capsys, monkeypatch)
     monkeypatch.setattr(gke, "LONGEST_S", -1.0)
     assert call([*UP, "--accelerator=cpu"]) == 6
     assert "GKE has not finished within an hour" in capsys.readouterr().err
+    monkeypatch.setattr(google_calls, "TRIES", 1)
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_CONTAINER", "http://127.0.0.1:1")
     assert call(["status", "--project=my-project"]) == 6
     assert "127.0.0.1:1 does not answer" in capsys.readouterr().err
@@ -439,7 +443,7 @@ def test_a_cluster_that_something_else_changes_all_the_time(google, capsys, monk
     step = Step(Action.GRANT, "again", body={"role": "r", "member": "user:ann"})
     assert call([*UP, "--accelerator=cpu"]) == 0
     monkeypatch.setattr(convergence, "difference", lambda *_: [step])
-    doors = convergence.open_doors("my-project", "us-central1", os.environ)
+    doors = convergence.open_doors("my-project", os.environ)
     wanted = Wanted("dev", "my-project", "us-central1", bucket="my-project-kn-dev-store")
     with pytest.raises(SubmitError, match="not complete after 12 rounds"):
         convergence.converge(wanted, doors, print)

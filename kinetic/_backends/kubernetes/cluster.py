@@ -107,11 +107,7 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
         PreflightError: there is no such cluster, or packages are missing; the message says where
             else to run.
     """
-    if missing := _list_missing():
-        raise PreflightError(
-            f"Packages that jobs on clusters need are not installed: {', '.join(missing)}. "
-            f"Install them: {make_install_command('gcp')}"
-        )
+    check_packages()
     from kinetic._backends.kubernetes import kubeconfig
     from kinetic._backends.kubernetes.connection import HttpApi, share_connection
     from kinetic._backends.local import simulation
@@ -132,6 +128,19 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
     if patience is None:
         return share_connection(access, variables, namespace=place.namespace)
     return HttpApi(access, variables, namespace=place.namespace, patience=patience)
+
+
+def check_packages() -> None:
+    """Check that the packages of the extra `gcp` are installed.
+
+    Raises:
+        PreflightError: a package is missing.
+    """
+    if missing := _list_missing():
+        raise PreflightError(
+            f"Packages that jobs on clusters need are not installed: {', '.join(missing)}. "
+            f"Install them: {make_install_command('gcp')}"
+        )
 
 
 def _list_missing() -> list[str]:

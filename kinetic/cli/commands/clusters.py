@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,7 +34,7 @@ from kinetic.errors import NotFound, PreflightError, UsageError
 if TYPE_CHECKING:
     from kinetic._clusters.convergence import Doors
     from kinetic._clusters.difference import Step
-    from kinetic._clusters.observed import Document
+    from kinetic._clusters.observed import Document, Observed
     from kinetic._clusters.releases import Release
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -189,7 +190,8 @@ def _confirm(question: str, *, yes: bool, name: str = "") -> None:
 @yes_option
 def up(**options: Any) -> int | None:
     """Create a cluster, or what is missing of it."""
-    from kinetic._clusters import convergence, gke, preview
+    from kinetic._backends.kubernetes.cluster import check_packages
+    from kinetic._clusters import convergence, preview
     from kinetic._clusters.difference import difference
     from kinetic._clusters.releases import RELEASES
 
@@ -205,7 +207,9 @@ def up(**options: Any) -> int | None:
     if options["ray"]:
         _print_ray(wanted, options)
         return None
-    gke.check_installed("up")
+    if options["gcsfuse"]:
+        raise UsageError("--gcsfuse mounts a bucket in the pods of a Ray cluster. Add --ray.")
+    check_packages()
     releases = {
         key: release.replace_source(options[f"{key}_manifest"]) for key, release in RELEASES.items()
     }
@@ -224,7 +228,7 @@ def up(**options: Any) -> int | None:
         networks=options["network_devices"],
     )
     profile = _Profile(options["profile_name"] or name, wanted, f"gs://{wanted.bucket}")
-    doors = convergence.open_doors(project, wanted.location, settings.variables(), releases)
+    doors = convergence.open_doors(project, settings.variables(), releases)
     steps = difference(wanted, convergence.observe(wanted, doors), releases)
     output.line(preview.describe(wanted, steps, loaded.prices))
     if options["preview"]:
@@ -294,9 +298,8 @@ class _Profile:
 def _write_access(wanted: Wanted, doors: Doors) -> None:
     from kinetic._clusters import access
 
-    path = access.write(
-        access.make_access(wanted.context, _require(wanted, doors)), doors.variables
-    )
+    cluster = _require(wanted, doors.gke.get_cluster(wanted))
+    path = access.write(access.make_access(wanted.context, cluster), doors.variables)
     output.line(f"For kubectl: KUBECONFIG={path} kubectl --context {wanted.context} get nodes")
 
 
@@ -340,16 +343,19 @@ def _up_on_kind(wanted: Wanted, releases: Mapping[str, Release], options: Option
 # --- a cluster that exists
 
 
-def _find(options: Options, command: str) -> tuple[Wanted, Doors]:
-    """Return a cluster by its name, wherever it is, as it would be wanted, and its services."""
-    from kinetic._clusters import convergence, gke
+def _find(options: Options) -> tuple[Wanted, Doors, Document | None]:
+    """Return a cluster by its name, wherever it is, as it would be wanted; its services; and its
+    document, None if there is none."""
+    from kinetic._backends.kubernetes.cluster import check_packages
+    from kinetic._clusters import convergence
+    from kinetic._clusters.observed import mode_of
 
-    gke.check_installed(command)
+    check_packages()
     loaded = settings.load(flags={n: options[n] for n in ("project", "zone", "cluster")})
     project, zone = _require_project(loaded), loaded.zone or ""
     name = (loaded.cluster or CLUSTER).rpartition("_")[2]  # of a context such as gke_p_zone_dev
-    everywhere = convergence.open_doors(project, "-", settings.variables())
-    clusters = [c for c in everywhere.gke.list_clusters() if c["name"] == name]
+    doors = convergence.open_doors(project, settings.variables())
+    clusters = [c for c in doors.gke.list_clusters() if c["name"] == name]
     fitting = [c for c in clusters if fits_location(str(c["location"]), zone)]
     if len(fitting) > 1 or (clusters and not fitting):
         places = ", ".join(sorted(str(cluster["location"]) for cluster in clusters))
@@ -357,23 +363,38 @@ def _find(options: Options, command: str) -> tuple[Wanted, Doors]:
             f"Which cluster {name} is meant? {project} has one in: {places}. Name its place with "
             "--zone."
         )
-    location = str(fitting[0]["location"]) if fitting else zone or "-"
-    is_autopilot = bool(fitting) and bool((fitting[0].get("autopilot") or {}).get("enabled"))
-    mode = Mode.AUTOPILOT if is_autopilot else Mode.STANDARD
+    cluster = fitting[0] if fitting else None
+    location, mode = (cluster["location"], mode_of(cluster)) if cluster else (zone, Mode.STANDARD)
     space, bucket = loaded.namespace or "default", name_bucket(project, name)
     wanted = Wanted(name, project, location, mode, namespace=space, bucket=bucket)
-    return wanted, convergence.open_doors(project, location, settings.variables())
+    return wanted, doors, cluster
 
 
-def _require(wanted: Wanted, doors: Doors) -> Document:
-    """Return GKE's document of a cluster that must exist."""
-    cluster = doors.gke.get_cluster(wanted.name)
+def _require(wanted: Wanted, cluster: Document | None) -> Document:
+    """Return the document of a cluster that must exist."""
     if cluster is None:
         raise NotFound(
             f"{wanted.project} has no cluster {wanted.name}. Create it with `kinetic up`, or name "
             "another with --cluster; `kinetic init` lists all."
         )
     return cluster
+
+
+def _remove(
+    wanted: Wanted,
+    doors: Doors,
+    decide: Callable[[Observed], list[Step]],
+    question: str,
+    *,
+    name: str,
+    yes: bool,
+) -> None:
+    """Ask, then remove what is still there: a user may think about the answer for an hour."""
+    from kinetic._clusters import convergence
+
+    _confirm(question, yes=yes, name=name)
+    steps = decide(convergence.observe(wanted, doors, whole=False))
+    convergence.carry_out(wanted, doors, steps, output.line)
 
 
 @click.command("down", help=_DOWN_HELP, short_help="Remove a cluster.")
@@ -384,7 +405,7 @@ def _require(wanted: Wanted, doors: Doors) -> Document:
 def down(**options: Any) -> None:
     """Remove a cluster."""
     from kinetic._clusters import convergence, kind, preview
-    from kinetic._clusters.difference import difference, list_remains
+    from kinetic._clusters.difference import list_remains, list_removals
 
     named, store = options["cluster"] or settings.load().cluster or "", options["delete_store"]
     if named.startswith("kind-"):
@@ -392,17 +413,17 @@ def down(**options: Any) -> None:
         kind.check_installed(settings.variables())
         _confirm(f"Remove the cluster {name}?", yes=options["yes"], name=name)
         return kind.remove(Wanted(name, "", "", Mode.KIND), settings.variables())
-    wanted, doors = _find(options, "down")
-    wanted = replace(wanted, exists=False, keeps_bucket=store is None)
+    wanted, doors, _ = _find(options)
     if store is not None and store.removeprefix("gs://") != wanted.bucket:
         raise UsageError(
             f"The bucket of {wanted.name} is {wanted.bucket}, not {store}. Nothing was removed. To "
             f"remove it, write --delete-store {wanted.bucket}."
         )
+    decide = partial(list_removals, wanted, with_bucket=store is not None)
     observed = convergence.observe(wanted, doors, whole=False)
-    steps = difference(wanted, observed)
+    steps = decide(observed)
     lines = preview.list_steps(steps) if steps else []
-    for line in [*lines, *list_remains(wanted, observed)]:
+    for line in [*lines, *list_remains(wanted, observed, with_bucket=store is not None)]:
         output.line(line)
     if not steps:
         cause = f": {wanted.project} has no cluster {wanted.name}"
@@ -413,10 +434,8 @@ def down(**options: Any) -> None:
             f"Nothing was removed, because jobs of {wanted.name} have not ended: "
             f"{', '.join(jobs)}. Cancel them with `kinetic jobs cancel`, or add --force."
         )
-    _confirm(f"Remove {wanted.name}?", yes=options["yes"], name=wanted.name)
-    # Somebody may have thought about it for an hour: what is there is asked again.
-    steps = difference(wanted, convergence.observe(wanted, doors, whole=False))
-    convergence.carry_out(wanted, doors, steps, output.line)
+    question = f"Remove {wanted.name}?"
+    _remove(wanted, doors, decide, question, name=wanted.name, yes=options["yes"])
     stored = profiles.read(settings.profiles_file())
     for name in [n for n, v in stored.by_name.items() if v.get("cluster") == wanted.name]:
         output.line(f"The profile {name} names the cluster still: kinetic profile rm {name}")
@@ -431,8 +450,8 @@ def status(as_json: bool, **options: Any) -> None:
     from kinetic._client.board import text
     from kinetic._clusters import status as states
 
-    wanted, doors = _find(options, "status")
-    state = states.read_state(wanted, doors, _require(wanted, doors), settings.load().prices)
+    wanted, doors, cluster = _find(options)
+    state = states.read_state(wanted, doors, _require(wanted, cluster), settings.load().prices)
     if as_json:
         return output.json_document(state.to_json())
     output.line(text.align_pairs(state.list_facts()) + "\n")
@@ -457,9 +476,9 @@ def pool() -> None:
     """Commands for node pools."""
 
 
-def _find_standard(options: Options, command: str) -> tuple[Wanted, Doors]:
-    wanted, doors = _find(options, command)
-    _require(wanted, doors)
+def _find_standard(options: Options) -> tuple[Wanted, Doors]:
+    wanted, doors, cluster = _find(options)
+    _require(wanted, cluster)
     if wanted.mode is Mode.AUTOPILOT:
         raise UsageError(
             f"{wanted.name} is an Autopilot cluster: its nodes come with the jobs that need them "
@@ -482,7 +501,7 @@ def add_pool(**options: Any) -> None:
     slices, pools = plan_pools(options)
     if not pools:
         raise UsageError("Processors need no node pool: the default pool has them.")
-    wanted, doors = _find_standard(options, "pool add")
+    wanted, doors = _find_standard(options)
     choose_location(wanted.location, slices, standard=True)
     wanted = replace(wanted, slices=slices, pools=pools, has_queue=True)
     observed = convergence.observe(wanted, doors)
@@ -503,17 +522,15 @@ def add_pool(**options: Any) -> None:
 def remove_pool(name: str, **options: Any) -> None:
     """Remove one node pool."""
     from kinetic._clusters import convergence, preview
-    from kinetic._clusters.difference import difference
+    from kinetic._clusters.difference import list_pool_removal
 
-    wanted, doors = _find_standard(options, "pool remove")
-    wanted = replace(wanted, absent=(name,))
-    steps: list[Step] = difference(wanted, convergence.observe(wanted, doors, whole=False))
+    wanted, doors = _find_standard(options)
+    decide = partial(list_pool_removal, wanted, name=name)
+    steps = decide(convergence.observe(wanted, doors, whole=False))
     output.line("\n".join(preview.list_steps(steps)))
     if not options["preview"]:
         question = f"Remove the node pool {name} of {wanted.name}? Jobs on it end."
-        _confirm(question, yes=options["yes"], name=name)
-        steps = difference(wanted, convergence.observe(wanted, doors, whole=False))
-        convergence.carry_out(wanted, doors, steps, output.line)
+        _remove(wanted, doors, decide, question, name=name, yes=options["yes"])
 
 
 @click.command("list", help=_LIST_HELP, short_help="List the node pools.")
@@ -523,8 +540,8 @@ def list_pools(as_json: bool, **options: Any) -> None:
     """Print one line for each node pool."""
     from kinetic._clusters import status as states
 
-    wanted, doors = _find(options, "pool list")
-    state = states.read_state(wanted, doors, _require(wanted, doors), settings.load().prices)
+    wanted, doors, cluster = _find(options)
+    state = states.read_state(wanted, doors, _require(wanted, cluster), settings.load().prices)
     if as_json:
         return output.json_document(state.to_json()["pools"])
     if wanted.mode is Mode.AUTOPILOT:
@@ -542,10 +559,10 @@ def list_pools(as_json: bool, **options: Any) -> None:
 @click.pass_context
 def init(ctx: click.Context, /, **options: Any) -> int | None:
     """Ask what to do, and do it."""
-    from kinetic._clusters import gke
+    from kinetic._backends.kubernetes.cluster import check_packages
     from kinetic.cli.commands.doctor import doctor
 
-    gke.check_installed("init")
+    check_packages()
     if not sys.stdin.isatty():
         raise UsageError(
             "`kinetic init` asks questions, and there is no terminal. `kinetic up --project ID` "
@@ -575,13 +592,10 @@ def _join(options: Options) -> int:
     """Use a cluster that exists: choose it, write the access and a profile."""
     from kinetic._clusters import convergence
 
-    project, variables = options["project"], settings.variables()
-    everywhere = convergence.open_doors(project, "-", variables)
-    clusters = [
-        cluster
-        for cluster in everywhere.gke.list_clusters()
-        if options["cluster"] in (None, cluster["name"])
-    ]
+    project = options["project"]
+    doors = convergence.open_doors(project, settings.variables())
+    name = options["cluster"]
+    clusters = [c for c in doors.gke.list_clusters() if name in (None, c["name"])]
     if not clusters:
         raise NotFound(
             f"{project} has no such cluster. `kinetic up --project {project}` makes one."
@@ -592,9 +606,9 @@ def _join(options: Options) -> int:
     name, location = str(clusters[number - 1]["name"]), str(clusters[number - 1]["location"])
     wanted = Wanted(name, project, location, namespace=options["namespace"] or "default")
     store = f"gs://{name_bucket(project, name)}"
-    if everywhere.cloud.read_bucket(name_bucket(project, name)) is None:
+    if doors.cloud.read_bucket(name_bucket(project, name)) is None:
         store = click.prompt("Store of the jobs (gs://BUCKET)", err=True)
     profile = _Profile(options["profile_name"] or name, wanted, store)
     profile.check()
-    _write_access(wanted, convergence.open_doors(project, location, variables))
+    _write_access(wanted, doors)
     return profile.use()
