@@ -73,9 +73,10 @@ class StoredTree:
             raise self.explain_damage(subject, pack.index.name)
         return data
 
-    def explain_missing(self, subject: str) -> CorruptRecord:
-        """Return the error for a missing content, and let the next submission send it again."""
-        _forget(self.store, self.tree)
+    def explain_missing(self, subject: str, name: str = "") -> CorruptRecord:
+        """Return the error for a missing content, and let the next submission send it again. `name`
+        is the key's name of a large content: something that is not a file may be in its place."""
+        _forget(self.store, self.tree, name)
         return CorruptRecord(f"{subject} is missing from the store: submit the job again.")
 
     def explain_damage(self, subject: str, name: str) -> CorruptRecord:
@@ -226,52 +227,27 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
     """
     subject = f"The stored content of the file {file.path!r}"
     path = os.path.join(dest, file.path)
-    if file.digest in stored.packs:
-        content = iter((stored.read_small(file.digest, subject),))
-    elif (at := folder_of(stored.store)) is not None:
-        content = _read_large(stored, file, subject, at)
-    else:
+    if file.digest not in stored.packs:
         _fetch_large(stored, file, subject, path)
         return
+    content = stored.read_small(file.digest, subject)
+    if len(content) != file.size_bytes:
+        raise stored.explain_missing(subject)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
-        size = 0
-        for chunk in content:
-            size += len(chunk)
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        if size != file.size_bytes:
-            raise stored.explain_missing(subject)
+        files.write_all(descriptor, content)
         os.fchmod(descriptor, file.mode & 0o777)
     finally:
         os.close(descriptor)
 
 
-def _read_large(stored: StoredTree, file: manifest.File, subject: str, at: Path) -> Iterator[bytes]:
-    """Yield a large content in chunks from the store's folder. Raise after the last if it is
-    damaged."""
-    digest = hashlib.sha256()
-    try:
-        with files.open_regular(at / layout.blob(file.digest)) as source:
-            for chunk in files.chunks(source):
-                digest.update(chunk)
-                yield chunk
-    except IsADirectoryError as error:  # a symlink to itself, a FIFO, ...
-        raise stored.explain_damage(subject, file.digest) from error
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise stored.explain_missing(subject) from error
-    if digest.hexdigest() != file.digest:
-        raise stored.explain_damage(subject, file.digest)
-
-
 def _fetch_large(stored: StoredTree, file: manifest.File, subject: str, path: str) -> None:
-    """Fetch a large file, which is a separate object in a remote store, to `path`."""
+    """Fetch a large file, which is a separate object in the store, to `path`."""
     try:
         stored.store.fetch(layout.blob(file.digest), Path(path), sha256=file.digest)
     except NotFound as error:
-        raise stored.explain_missing(subject) from error
+        raise stored.explain_missing(subject, file.digest) from error
     except CorruptRecord as error:
         raise stored.explain_damage(subject, file.digest) from error
     os.chmod(path, file.mode & 0o777)
