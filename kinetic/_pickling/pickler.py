@@ -143,7 +143,10 @@ class CallPickler(CodePickler):
             return super().reducer_override(obj)
         if issubclass(kind, ModuleType):
             if upstream.should_pickle_by_reference(obj):
-                return unpickler.import_module, (obj.__name__, *self._list_submodules(obj))
+                # The function may use submodules that the script imports as attributes.
+                inside = f"{obj.__name__}."
+                names = [n for n in self._imports if n.startswith(inside) and n in sys.modules]
+                return unpickler.import_module, (obj.__name__, *names)
             return self._copy_namespace(obj).reduce_module(obj)
         return self.reduce_object(obj)
 
@@ -162,12 +165,6 @@ class CallPickler(CodePickler):
         if find_wrapped(obj) is not None and _is_made_of_arguments(kind):
             return object.__new__, (kind,), vars(obj)
         return super().reduce_object(obj)
-
-    def _list_submodules(self, package: ModuleType) -> list[str]:
-        """Return the submodules of a package that the script imports. The host imports them: the
-        function may use them as attributes of the package."""
-        inside = f"{package.__name__}."
-        return [name for name in self._imports if name.startswith(inside) and name in sys.modules]
 
     def dump_setup(
         self, modules: Sequence[str], settings: object, registered: Iterable[Any]

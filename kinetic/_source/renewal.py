@@ -74,7 +74,11 @@ def renew(store: Store, tree: Tree, before: UnpackedTree) -> UnpackedTree:
                 os.symlink(entry.target, at)
             else:
                 download.write_file(stored, entry, str(before.path))
-                _remove_compiled(before.path / entry.path)
+                # Python compares times in whole seconds, and would take the code of a file of equal
+                # size that was written in the same second for that of the new one.
+                file = before.path / entry.path
+                for compiled in (file.parent / _CACHE).glob(f"{file.stem}.*"):
+                    compiled.unlink()
         for entry in entries:
             if isinstance(entry, manifest.Folder) and entry.path in stale:
                 (before.path / entry.path).chmod(entry.mode | 0o700)
@@ -86,13 +90,6 @@ def renew(store: Store, tree: Tree, before: UnpackedTree) -> UnpackedTree:
         if isinstance(entry, manifest.File)
     }
     return UnpackedTree(tree, before.path, entries, stamps)
-
-
-def _remove_compiled(file: Path) -> None:
-    """Remove what Python has compiled of a module: it compares times in whole seconds, and would
-    take the old code for that of a file of equal size that was written in the same second."""
-    for compiled in (file.parent / _CACHE).glob(f"{file.stem}.*"):
-        compiled.unlink()
 
 
 def _remove_strange(before: UnpackedTree, entries: list[manifest.Entry]) -> set[str]:

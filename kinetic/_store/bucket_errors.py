@@ -59,6 +59,8 @@ def translate_error(error: BaseException, doing: str, permission: str, bucket: s
         permission: the permission that the action takes.
         bucket: the bucket's name.
     """
+    from google.auth.exceptions import GoogleAuthError, TransportError
+
     cause = getattr(error, "cause", None) or error  # A RetryError has a cause.
     status = status_of(cause)
     if status == 404 and not lacks_bucket(cause):
@@ -83,7 +85,8 @@ def translate_error(error: BaseException, doing: str, permission: str, bucket: s
             f"Could not {doing}: permission denied. You need the permission {permission} on "
             f"gs://{bucket}, which the role {role} has. Google says: {text}"
         )
-    if status == 401 or _is_refused_credentials(cause):
+    is_refused = isinstance(cause, GoogleAuthError) and not isinstance(cause, TransportError)
+    if status == 401 or is_refused:
         return StoreError(
             f"Could not {doing}: Google does not accept your credentials ({text}). Run "
             "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to "
@@ -151,12 +154,6 @@ def may_restart(error: BaseException) -> bool:
     if status == 400:
         return "match calculated" in str(error)
     return isinstance(error, ValueError) and "Bytes stream" in str(error)
-
-
-def _is_refused_credentials(error: BaseException) -> bool:
-    from google.auth.exceptions import GoogleAuthError, TransportError
-
-    return isinstance(error, GoogleAuthError) and not isinstance(error, TransportError)
 
 
 def is_broken_connection(error: BaseException) -> bool:

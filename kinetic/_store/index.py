@@ -83,7 +83,8 @@ def add(store: Store, ref: JobRef) -> None:
 def remove(store: Store, job_id: str) -> None:
     """Remove a job's records and its reference."""
     store.delete(layout.JobKeys(job_id).prefix)
-    _unlist(store, job_id)
+    if not is_near(store):
+        store.delete(layout.JobKeys(job_id).listing)
     # Remove the reference after the records, so that an interrupted removal can be repeated.
     store.delete(layout.JobKeys(job_id).ref)
     # Another process may have written the job's outcome meanwhile.
@@ -173,6 +174,8 @@ def _list_misplaced(store: Store) -> list[str]:
 
 
 def _find_only(wanted: str, store: Store) -> str:
+    from difflib import get_close_matches  # Only an error needs it.
+
     existing = list_ids(store)
     if wanted in existing:
         return wanted
@@ -191,24 +194,13 @@ def _find_only(wanted: str, store: Store) -> str:
             f"{wanted} is the id of a batch. `kinetic jobs list --group {wanted}` lists its jobs; "
             "`kinetic jobs status`, `cancel` and `cleanup` also take the id of a batch."
         )
-    nearest = _find_nearest(wanted, existing)
+    nearest = get_close_matches(wanted, existing, n=3, cutoff=0.75)
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     raise NotFound(
         f"There is no job {wanted!r} in the store {store.uri}.{hint} `kinetic jobs list --all` "
         "lists all jobs.",
         suggestions=nearest,
     )
-
-
-def _find_nearest(wanted: str, existing: Sequence[str]) -> list[str]:
-    from difflib import get_close_matches
-
-    return get_close_matches(wanted, existing, n=3, cutoff=0.75)
-
-
-def _unlist(store: Store, job_id: str) -> None:
-    if not is_near(store):
-        store.delete(layout.JobKeys(job_id).listing)
 
 
 def _entry(job_id: str, kind: str, document: Mapping[str, Any]) -> str:

@@ -183,18 +183,17 @@ class Lease:
 
     def _beat(self, number: int) -> bool:
         """Write a beat; return True if the beats must end."""
-        with self._writing:
-            return self._ended.is_set() or self._write_beat(number)
-
-    def _write_beat(self, number: int) -> bool:
         beat = replace(self._me, beat=number)
-        if self._record.renew(self._written, beat):
-            self._written = beat
-            return False
-        owner, _ = self._record.read()
-        if owner is not None and owner.token == self._me.token:
-            self._written = owner  # An earlier beat was written, but the answer was lost.
-            return False
+        with self._writing:
+            if self._ended.is_set():
+                return True
+            if self._record.renew(self._written, beat):
+                self._written = beat
+                return False
+            owner, _ = self._record.read()
+            if owner is not None and owner.token == self._me.token:
+                self._written = owner  # An earlier beat was written, but the answer was lost.
+                return False
         writer = "another process" if owner is None else str(owner)
         self._lost = (
             f"The {self._target} was taken over by {writer} while this job did not respond. "

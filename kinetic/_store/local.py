@@ -93,21 +93,13 @@ class LocalStore:
 
     def get(self, key: str) -> bytes:
         """Return the content of the key."""
-        path = self._locate(key)
-        try:
-            with _translate_errors(f"read {key!r}", self._text):
-                return files.content(path)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise self._not_found(key) from error
+        with self._open_file(key) as file, _translate_errors(f"read {key!r}", self._text):
+            return file.readall()
 
     def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
         """Write the content of the key to a local file, atomically."""
-        with self._open_file(key) as file:
-            files.save(path, self._read_chunks(key, file), sha256=sha256)
-
-    def _read_chunks(self, key: str, file: FileIO) -> Iterator[bytes]:
-        with _translate_errors(f"read {key!r}", self._text):
-            yield from files.chunks(file)
+        with self._open_file(key) as file, _translate_errors(f"read {key!r}", self._text):
+            files.save(path, files.chunks(file), sha256=sha256)
 
     def _open_file(self, key: str) -> FileIO:
         path = self._locate(key)
@@ -115,12 +107,9 @@ class LocalStore:
             with _translate_errors(f"read {key!r}", self._text):
                 return files.open_regular(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise self._not_found(key) from error
-
-    def _not_found(self, key: str) -> NotFound:
-        return NotFound(
-            f"{key!r} is missing from the store {self._text}: it was removed, or never written."
-        )
+            raise NotFound(
+                f"{key!r} is missing from the store {self._text}: it was removed, or never written."
+            ) from error
 
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from kinetic._store.base import Store
@@ -27,12 +26,20 @@ def open_store(uri: str | Path, *, existing: bool = False) -> Store:
         )
     if not separator:
         return _open_folder(Path(text), existing=existing)
-    if scheme not in _SCHEMES:
-        raise UsageError(
-            f"{text!r} is not the address of a store: the scheme {scheme}:// is unknown. Use the "
-            "path of a folder, file:///path or a gs:// URI."
-        )
-    return _SCHEMES[scheme](text, rest)
+    if scheme == "file":
+        return _open_folder(_local_path(text, rest))
+    if scheme == "gs":
+        from kinetic._store.gcs import GcsStore
+
+        return GcsStore(text)
+    if scheme in ("ray+http", "ray+https"):
+        from kinetic._store.ray import RayStore
+
+        return RayStore(text)
+    raise UsageError(
+        f"{text!r} is not the address of a store: the scheme {scheme}:// is unknown. Use the path "
+        "of a folder, file:///path or a gs:// URI."
+    )
 
 
 def as_existing(store: Store) -> Store:
@@ -56,28 +63,3 @@ def _local_path(uri: str, rest: str) -> Path:
             "slashes."
         )
     return Path("/" + unquote(path))
-
-
-def _folder(uri: str, rest: str) -> Store:
-    return _open_folder(_local_path(uri, rest))
-
-
-def _bucket(uri: str, _rest: str) -> Store:
-    from kinetic._store.gcs import GcsStore
-
-    return GcsStore(uri)
-
-
-def _ray_folder(uri: str, _rest: str) -> Store:
-    from kinetic._store.ray import RayStore
-
-    return RayStore(uri)
-
-
-_SCHEMES: dict[str, Callable[[str, str], Store]] = {
-    "file": _folder,
-    "gs": _bucket,
-    "ray+http": _ray_folder,
-    "ray+https": _ray_folder,
-}
-"""Functions that open a store, by scheme. They take the whole URI and its part after "://"."""

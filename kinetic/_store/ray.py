@@ -107,18 +107,17 @@ class RayStore:
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the keys below the prefix, sorted; "" is the whole store."""
-        return iter(self._walk(_log_path(prefix) if prefix else ray_protocol.CONTENT))
+        folder = _log_path(prefix) if prefix else ray_protocol.CONTENT
+        paths = self._list(f"{glob.escape(folder)}/**/*")
+        keys = [path.removeprefix(f"{ray_protocol.CONTENT}/") for path in paths if path[-1] != "/"]
+        whole = (ray_protocol.key_of(key) for key in keys if not key.startswith(".tmp/"))
+        return iter(sorted(whole))
 
     def parts(self, prefix: str) -> Iterator[str]:
         """Yield the names of the "folders" directly below the prefix, sorted."""
         paths = self._list(f"{glob.escape(_log_path(prefix))}/*")
         names = (PurePosixPath(path).name for path in paths if path.endswith("/"))
         yield from sorted(filter(ray_protocol.is_whole_part, names))
-
-    def _walk(self, folder: str) -> Sequence[str]:
-        paths = self._list(f"{glob.escape(folder)}/**/*")
-        keys = [path.removeprefix(f"{ray_protocol.CONTENT}/") for path in paths if path[-1] != "/"]
-        return sorted(ray_protocol.key_of(key) for key in keys if not key.startswith(".tmp/"))
 
     def _read(self, key: str, write: Callable[[bytes], object]) -> None:
         exists = False
