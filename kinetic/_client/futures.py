@@ -370,7 +370,7 @@ async def wait_for_end(job: AwaitedJob) -> None:
         watcher().drop(job, resolve)
 
 
-async def run_in_thread(work: Callable[[], T]) -> T:
+async def run_in_thread(work: Callable[[], T], *, is_daemon: bool = False) -> T:
     """Run `work` in a new thread, without blocking the event loop. The loop's executor has too few
     threads: each call would occupy one until its job has ended."""
     __tracebackhide__ = True
@@ -392,7 +392,7 @@ async def run_in_thread(work: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # The loop has been closed.
             loop.call_soon_threadsafe(resolve, value, error)
 
-    threading.Thread(target=run, name="kinetic-await").start()
+    threading.Thread(target=run, name="kinetic-await", daemon=is_daemon).start()
     value, error = await done
     if error is not None:
         raise error

@@ -19,7 +19,7 @@ from kinetic._backends import registry
 from kinetic._backends.base import Backend, Controls, Kills, LogRequest, Processes, Signals
 from kinetic._client import following, futures, killing, notebook
 from kinetic._client import result as collecting
-from kinetic._client.board import console
+from kinetic._client.board import console, shape
 from kinetic._client.board.console import Printer
 from kinetic._client.board.line_prefix import Prefixer
 from kinetic._client.board.reader import JobBoard
@@ -227,7 +227,7 @@ class JobHandle(Generic[R_co]):
         """
         from kinetic._client.metrics import Metrics, MetricsReader
 
-        hosts = None if all_hosts else (self._check_host(host),)
+        hosts = None if all_hosts else (shape.check_host(self.ref, host),)
         if attempt is not None:
             attempts.check(self._store, self.job_id, attempt)
         reader = MetricsReader(self._store, self.ref, hosts=hosts, attempt=attempt)
@@ -381,7 +381,7 @@ class JobHandle(Generic[R_co]):
             job.logs(follow=True, all_hosts=True)
             ```
         """
-        hosts = None if all_hosts else (self._check_host(host),)
+        hosts = None if all_hosts else (shape.check_host(self.ref, host),)
         request = LogRequest(hosts=hosts, follow=follow, tail=tail, attempt=attempt)
         if follow:
             with _InterruptNotice(self):
@@ -862,14 +862,6 @@ class JobHandle(Generic[R_co]):
     @property
     def _board(self) -> JobBoard:
         return JobBoard(self._store, lambda _: self._backend, time.time)
-
-    def _check_host(self, host: int) -> int:
-        if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.hosts:
-            raise UsageError(
-                f"There is no host {host!r}: {self.job_id} has {self.hosts} "
-                f"host{'s' * (self.hosts != 1)}, counted from 0."
-            )
-        return host
 
     def _read_verdict(self) -> Outcome | None:
         return self._board.verdict(self.ref)

@@ -11,9 +11,6 @@ from kinetic._core.outcome import name_hosts, name_of
 from kinetic._core.ref import JobRef
 from kinetic.errors import UsageError
 
-_MANY = 1 << 16
-"""Limit for a slice's index with a single controller, whose number of slices is not known here."""
-
 
 def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:
     """Return the indices of the hosts to kill: all hosts of a slice, the `host`-th host of a slice,
@@ -31,15 +28,15 @@ def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int,
             "job, cancel it."
         )
     if slice is None:
-        return (_check_index(ref, "host", host, ref.hosts),)
+        return (shape.check_host(ref, host),)
     hosts_each = shape.machines_of_a_slice(ref)
     if ref.has_single_controller:
-        first = ref.hosts + _check_index(ref, "slice", slice, _MANY) * hosts_each
+        first = ref.hosts + shape.check_index(ref, "slice", slice, shape.MANY) * hosts_each
     else:
-        first = _check_index(ref, "slice", slice, ref.hosts // hosts_each) * hosts_each
+        first = shape.check_index(ref, "slice", slice, ref.hosts // hosts_each) * hosts_each
     if host is None:
         return tuple(range(first, first + hosts_each))
-    return (first + _check_index(ref, "host", host, hosts_each, f" of slice {slice}"),)
+    return (first + shape.check_index(ref, "host", host, hosts_each, f" of slice {slice}"),)
 
 
 def name_machines(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) -> str:
@@ -51,14 +48,6 @@ def name_machines(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) ->
     hosts_each = shape.machines_of_a_slice(ref)
     of_slice = name_hosts([machine % hosts_each for machine in machines]).replace("host", "machine")
     return f"{of_slice} of slice {machines[0] // hosts_each}"
-
-
-def _check_index(ref: JobRef, noun: str, value: object, count: int, where: str = "") -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-        valid = f"{noun}s 0 to {count - 1}" if count > 1 else f"only {noun} 0"
-        has = f"has {valid}{where}" if count != _MANY else f"counts its {noun}s from 0"
-        raise UsageError(f"There is no {noun} {value!r}{where}: {ref.job_id} {has}.")
-    return value
 
 
 def signal_of(name: str | int) -> signals.Signals:

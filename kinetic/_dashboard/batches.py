@@ -83,10 +83,7 @@ def read_batch(
         records = BatchRecords.open(store, group_id)
     except NotFound:
         if not rows:
-            raise NotFound(
-                f"There is no batch {group_id!r} in the store {store.uri}. Check the id: "
-                "`kinetic jobs list --all --json` shows the batch of each job."
-            ) from None
+            raise
         return BatchGrid(group_id, group_id, rows[-1].ref.created_at, _cells(rows), cost=cost)
     cells = {cell.number: cell for cell in _cells(rows)}
     reading, total = records.read(SubmitterWatch(), cells), records.batch.total

@@ -16,7 +16,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from kinetic.errors import KineticError, NotFound
 
@@ -33,7 +33,6 @@ _NOTICE_S = 0.5
 """Longest time in seconds until a stream notices that its page was closed or the server ends."""
 _ALIVE_S = 15.0
 """Seconds after which a stream without news sends a comment, to keep the connection open."""
-T = TypeVar("T")
 
 
 class Source(NamedTuple):
@@ -164,25 +163,3 @@ def format_event(message: Message) -> bytes:
 def describe_silence(waited_s: float) -> str:
     """Return the warning about a store that does not answer."""
     return f"The store has not answered for {waited_s:.0f} s."
-
-
-def run_in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-    """Start a slow call in a daemon thread; return its future."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def finish(set_result: Callable[[Any], None], value: Any) -> None:
-        if not future.done():
-            set_result(value)
-
-    def run() -> None:
-        outcome: tuple[Callable[[Any], None], Any]
-        try:
-            outcome = future.set_result, call(*args)
-        except BaseException as error:  # noqa: BLE001 - the waiting coroutine raises it
-            outcome = future.set_exception, error
-        with contextlib.suppress(RuntimeError):  # The loop is closed: no coroutine waits any more.
-            loop.call_soon_threadsafe(finish, *outcome)
-
-    threading.Thread(target=run, name="kinetic-dashboard-call", daemon=True).start()
-    return future

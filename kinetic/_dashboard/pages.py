@@ -10,8 +10,9 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import Environment, PackageLoader
 from starlette.applications import Starlette
@@ -19,8 +20,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from kinetic._client import killing
-from kinetic._client.board import colours, text
+from kinetic._client.board import colours, shape, text
 from kinetic._client.board.spending import SpendingWatch
+from kinetic._client.futures import run_in_thread
 from kinetic._core.gang import blame
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
@@ -34,7 +36,7 @@ from kinetic._dashboard.call import (
     list_source,
 )
 from kinetic._dashboard.charts import ChartReader
-from kinetic._dashboard.live import Message, Source, format_event, run_in_thread, stream_events
+from kinetic._dashboard.live import Message, Source, format_event, stream_events
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.scene import JobCamera, JobScene
 from kinetic._dashboard.session_line import MOST_ROWS, draw_line
@@ -67,6 +69,7 @@ _REMOTE_S = 1.0
 """Minimum seconds between reads of a remote store."""
 
 Act = Callable[["Request", JobRef], dict[str, Any]]
+T = TypeVar("T")
 
 
 def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
@@ -80,7 +83,7 @@ def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
 
     def show(path: str, answer: Callable[[Request], Response]) -> Route:
         async def answer_from_thread(request: Request) -> Response:
-            return await run_in_thread(answer, request)
+            return await _in_thread(answer, request)
 
         return Route(path, answer_from_thread)
 
@@ -220,7 +223,7 @@ class Pages:
 
     async def stream_job(self, request: Request) -> Response:
         """Stream changes of a job's page, and the output of one of its hosts."""
-        ref = await run_in_thread(self._find, request)
+        ref = await _in_thread(self._find, request)
         host = min(_number(request, "host", 0), ref.hosts - 1)
         return self._stream(request, *self.make_sources(ref, host))
 
@@ -288,7 +291,7 @@ class Pages:
         """Return the matching lines of one host or all hosts. Stop the search when the browser
         closes the request, as it does when the user changes the words."""
         is_abandoned = threading.Event()
-        searching = run_in_thread(self._search, request, is_abandoned)
+        searching = asyncio.ensure_future(_in_thread(self._search, request, is_abandoned))
         while not searching.done():
             await asyncio.wait([searching], timeout=_CHECK_S)
             if await request.is_disconnected():
@@ -301,7 +304,7 @@ class Pages:
         host = request.query_params.get("host", "0")
         if not words:
             return JSONResponse({"lines": [], "cut": False, "size": ""})
-        chosen = None if host == "all" else self._check_host(ref, _number(request, "host", 0))
+        chosen = None if host == "all" else shape.check_host(ref, _number(request, "host", 0))
         handle = self._access.handle_of(ref)
         hits = output.search(handle, chosen, words, is_wanted=lambda: not is_abandoned.is_set())
         return JSONResponse(
@@ -317,13 +320,13 @@ class Pages:
         from kinetic._backends.base import LogRequest
 
         ref = self._find(request)
-        host = self._check_host(ref, _number(request, "host", 0))
+        host = shape.check_host(ref, _number(request, "host", 0))
         chunks = self._access.handle_of(ref).chunks(LogRequest(hosts=(host,), follow=False))
         name = f"{ref.job_id}-host-{host}.log"
         pieces = (chunk.data for chunk in chunks if chunk is not None and chunk.data)
 
         async def send() -> AsyncIterator[bytes]:
-            while piece := await run_in_thread(next, pieces, b""):
+            while piece := await _in_thread(next, pieces, b""):
                 yield piece
 
         return StreamingResponse(
@@ -359,8 +362,8 @@ class Pages:
         """Return the request handler of a button; `act` does its work, in a thread."""
 
         async def answer(request: Request) -> Response:
-            ref = await run_in_thread(self._find, request)
-            return JSONResponse(await run_in_thread(act, request, ref))
+            ref = await _in_thread(self._find, request)
+            return JSONResponse(await _in_thread(act, request, ref))
 
         return answer
 
@@ -456,10 +459,10 @@ class Pages:
     def _group_of(self, request: Request) -> str:
         return str(request.path_params["group_id"])
 
-    def _check_host(self, ref: JobRef, host: int) -> int:
-        if not 0 <= host < ref.hosts:
-            raise UsageError(f"{ref.job_id} has no host {host}, only hosts 0 to {ref.hosts - 1}.")
-        return host
+
+async def _in_thread(call: Callable[..., T], *args: Any) -> T:
+    """Run a slow call in a daemon thread: Ctrl-C must not wait for a store that hangs."""
+    return await run_in_thread(partial(call, *args), is_daemon=True)
 
 
 def _base_of(request: Request) -> str:

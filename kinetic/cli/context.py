@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kinetic._client.sessions import SessionHandle
 
 PLACES = ("project", "zone", "cluster", "namespace")
-
+F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -146,6 +146,15 @@ class AppContext(JobAccess):
         return self.handle_of(self.find(text))
 
 
+def place_options(command: F) -> F:
+    """Add --project, --zone, --cluster and --namespace."""
+    for name in reversed(PLACES):
+        command = click.option(
+            f"--{name}", metavar="NAME", help=f"Use this {name} instead of the configured one."
+        )(command)
+    return command
+
+
 def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]:
     """Pass the `AppContext` to a command, built from settings and from --project, --zone, --cluster
     and --namespace."""
@@ -156,11 +165,7 @@ def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]
         app: AppContext = click.get_current_context().obj or make_context(place)
         return command(app, *args, **kwargs)
 
-    for name in reversed(PLACES):
-        call_command = click.option(
-            f"--{name}", metavar="NAME", help=f"Use this {name} instead of the configured one."
-        )(call_command)
-    return call_command
+    return place_options(call_command)
 
 
 def make_context(flags: Mapping[str, str | None]) -> AppContext:

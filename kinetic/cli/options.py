@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -213,10 +214,21 @@ def yes_option(command: F) -> F:
     return click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")(command)
 
 
+def confirm(action: str, *, yes: bool) -> None:
+    """Ask before an action, such as "remove the profile dev", unless `yes`.
+
+    Raises:
+        UsageError: there is no terminal to ask on.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"This would {action}. Add --yes to confirm.")
+    click.confirm(f"{action[0].upper()}{action[1:]}?", abort=True, err=True)
+
+
 def check_hosts(ref: JobRef, hosts: Sequence[int]) -> tuple[int, ...]:
     """Return the hosts without duplicates; refuse a host that the job does not have."""
-    beyond = next((host for host in hosts if host >= ref.hosts), None)
-    if beyond is not None:
-        hosts_of_job = "host 0" if ref.hosts == 1 else f"hosts 0 to {ref.hosts - 1}"
-        raise UsageError(f"{ref.job_id} has no host {beyond}, only {hosts_of_job}.")
-    return tuple(dict.fromkeys(hosts))
+    from kinetic._client.board import shape  # Few commands need it.
+
+    return tuple(dict.fromkeys(shape.check_host(ref, host) for host in hosts))

@@ -155,7 +155,7 @@ def test_tensorboard_reads_what_was_written(app, capsys, tmp_path):
     ("options", "code", "words"),
     [
         (["--json", "--csv"], exit_codes.USAGE, "either --json or --csv"),
-        (["--host", "2"], exit_codes.USAGE, "job-00c0ffee has no host 2, only hosts 0 to 1."),
+        (["--host", "2"], exit_codes.USAGE, "There is no host 2: job-00c0ffee has hosts 0 to 1."),
         (["--attempt", "2"], exit_codes.USAGE, "has no attempt 2"),
         (
             ["--name", "lost"],

@@ -27,7 +27,7 @@ from kinetic._core.tracebacks import hide_frames
 from kinetic._store.base import Store
 from kinetic._store.many import at_once
 from kinetic._store.open import open_store
-from kinetic.errors import KineticError, NotFound, UsageError, WaitTimeout
+from kinetic.errors import KineticError, UsageError, WaitTimeout
 
 R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.batch")
@@ -455,14 +455,7 @@ def attach_batch(
 
 
 def _attach(store: Store, group_id: str, *, slowest_s: float = 10.0) -> BatchHandle[Any]:
-    try:
-        records = BatchRecords.open(store, group_id)
-    except NotFound as error:
-        raise NotFound(
-            f"There is no batch {group_id} in the store {store.uri}. `kinetic jobs list --all "
-            "--json` names the batch of each job."
-        ) from error
-    return BatchHandle(AttachedView(records, slowest_s))
+    return BatchHandle(AttachedView(BatchRecords.open(store, group_id), slowest_s))
 
 
 def reopen_batch(store_uri: str, group_id: str) -> BatchHandle[Any]:

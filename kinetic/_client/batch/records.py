@@ -166,7 +166,14 @@ class BatchRecords:
             NotFound: no batch has this id.
             CorruptRecord: the batch's record is damaged.
         """
-        return cls(store, Batch.from_json(_read_record(store, layout.GroupKeys(group_id).batch)))
+        try:
+            document = _read_record(store, layout.GroupKeys(group_id).batch)
+        except NotFound as error:
+            raise NotFound(
+                f"There is no batch {group_id!r} in the store {store.uri}. `kinetic jobs list "
+                "--all --json` shows the batch of each job."
+            ) from error
+        return cls(store, Batch.from_json(document))
 
     # -- written while inputs are submitted --------------------------------------------------------
 

@@ -10,6 +10,9 @@ from kinetic._core.accelerators.topology import Topology
 from kinetic._core.ref import JobRef
 from kinetic.errors import UsageError
 
+MANY = 1 << 16
+"""Limit for a slice's index with a single controller, whose number of slices is not known here."""
+
 
 def topology_of(ref: JobRef) -> Topology | None:
     """Return the shape of each slice; None if this version does not know the accelerator."""
@@ -55,3 +58,17 @@ def describe_shape(ref: JobRef, slices: int | tuple[int, int] = 1) -> str:
     topology, hosts = topology_of(ref), text.count(ref.hosts, "host")
     slices = 1 if topology is None else ref.hosts // topology.hosts
     return f"{f'{slices} slices of ' if slices > 1 else ''}{ref.accelerator} ({hosts})"
+
+
+def check_host(ref: JobRef, host: object) -> int:
+    """Return the index of a host; refuse one that the job does not have."""
+    return check_index(ref, "host", host, ref.hosts)
+
+
+def check_index(ref: JobRef, noun: str, value: object, count: int, where: str = "") -> int:
+    """Return the index of a host or slice (`noun`); refuse one that is not below `count`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+        valid = f"{noun}s 0 to {count - 1}" if count > 1 else f"only {noun} 0"
+        has = f"has {valid}{where}" if count != MANY else f"counts its {noun}s from 0"
+        raise UsageError(f"There is no {noun} {value!r}{where}: {ref.job_id} {has}.")
+    return value

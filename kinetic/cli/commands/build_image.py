@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kinetic.cli import output
-from kinetic.cli.options import yes_option
+from kinetic.cli.options import confirm, yes_option
 from kinetic.errors import PreflightError, UsageError
 from kinetic.version import __version__
 
@@ -112,8 +112,7 @@ def build_image(
     }
     if dry_run:
         return _show(files_by_image)
-    if not yes:
-        _confirm(files_by_image)
+    confirm(f"build and push {', '.join(files_by_image)}", yes=yes)
     if update_credentials:
         _run_program("gcloud", "auth", "configure-docker", place.partition("/")[0], "--quiet")
     for uri, files in files_by_image.items():
@@ -146,15 +145,6 @@ def _show(files_by_image: Mapping[str, Mapping[str, bytes]]) -> None:
         for line in files["requirements.txt"].decode().splitlines():
             output.line(f"#   {line}")
         output.line()
-
-
-def _confirm(files_by_image: Mapping[str, object]) -> None:
-    if not sys.stdin.isatty():
-        raise UsageError(
-            f"This would build and push {', '.join(files_by_image)}. Add --yes to confirm, or "
-            "--dry-run to see their content."
-        )
-    click.confirm(f"Build and push {', '.join(files_by_image)}?", abort=True, err=True)
 
 
 def _with_docker(uri: str, files: Mapping[str, bytes]) -> None:

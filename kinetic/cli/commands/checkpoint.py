@@ -6,7 +6,6 @@ import math
 import os
 import re
 import socket
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from kinetic._store.checkpoints import ANOTHER
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import complete_with
-from kinetic.cli.options import json_option, yes_option
+from kinetic.cli.options import confirm, json_option, yes_option
 from kinetic.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -282,11 +281,7 @@ def rm(
         if (program := checkpoints.program)
         else checkpoints.where
     )
-    action = f"{what} {names} ({size}) from {where}"
-    if not yes and not sys.stdin.isatty():
-        raise UsageError(f"This would remove {action}. Add --yes to confirm.")
-    if not yes:
-        click.confirm(f"Remove {action}?", abort=True, err=True)
+    confirm(f"remove {what} {names} ({size}) from {where}", yes=yes)
     # Do not take the lease in another program's folder: it would leave a file there.
     if force or (program and not checkpoints.has_owner):
         checkpoints.remove(chosen)

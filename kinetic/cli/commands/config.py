@@ -8,10 +8,10 @@ import click
 
 from kinetic._config import settings as configuration
 from kinetic.cli import output
+from kinetic.cli.context import place_options
 from kinetic.cli.options import json_option
 
 _COLUMNS = ("SETTING", "VALUE", "SOURCE")
-_PLACES = ("project", "zone", "cluster", "namespace")
 
 _HELP = """Show every setting and where its value comes from.
 
@@ -26,18 +26,10 @@ Examples:
 """
 
 
-def _place_options(command: Any) -> Any:
-    for name in reversed(_PLACES):
-        command = click.option(
-            f"--{name}", metavar="NAME", help=f"Show the settings with this {name}."
-        )(command)
-    return command
-
-
 @click.command(
     "config", help=_HELP, short_help="Show every setting and where its value comes from."
 )
-@_place_options
+@place_options
 @json_option
 @click.argument("action", metavar="[show]", type=click.Choice(["show"]), required=False)
 def config(action: str | None, as_json: bool, **flags: str | None) -> None:

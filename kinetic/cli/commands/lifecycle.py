@@ -3,7 +3,6 @@ removing jobs."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,7 @@ from kinetic._core.ref import JobRef
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import BATCH, AppContext, pass_app
 from kinetic.cli.lazy import complete_with
-from kinetic.cli.options import AGE, job_argument, jobs_argument, json_option, yes_option
+from kinetic.cli.options import AGE, confirm, job_argument, jobs_argument, json_option, yes_option
 from kinetic.errors import BackendUnavailable, KineticError, StoreError
 
 if TYPE_CHECKING:
@@ -212,7 +211,10 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
         if dry_run:
             return _report("Would remove", old, unused, [], as_json, listed=None)
         if old or any((unused.contents, unused.data, unused.orphans, unused.batches)):
-            _confirm(old, unused)
+            for line in _lines(old, LISTED):
+                output.notice(line)
+            what = _count_removed(old, unused)
+            confirm(f"remove {what} with records and logs", yes=False)
     unreachable: dict[Place, str] = {}
     tried = at_once(
         lambda ref: _try_remove(app, ref, unreachable), old, app.store.calls_at_once // 4
@@ -233,15 +235,6 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
         as_json,
         listed=LISTED,
     )
-
-
-def _confirm(old: list[JobRef], unused: Swept) -> None:
-    what = _count_removed(old, unused)
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"This would remove {what}. Add --yes to confirm.")
-    for line in _lines(old, LISTED):
-        output.notice(line)
-    click.confirm(f"Remove {what} with records and logs?", abort=True, err=True)
 
 
 def _count_removed(refs: list[JobRef], swept: Swept) -> str:
@@ -352,9 +345,7 @@ def kill(
     machines = f"{killing.name_machines(ref, hosts)} of {ref.job_id}"
     if not yes and not handle.status().ended:
         target = f"{'the agents of ' if agents else ''}{machines}"
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"This would send {name} to {target}. Add --yes to confirm.")
-        click.confirm(f"Send {name} to {target}?", abort=True, err=True)
+        confirm(f"send {name} to {target}", yes=False)
     killed = handle.kill_hosts(slice_, host, signal=signal, agents=agents)
     if as_json:
         output.json_document({"job_id": handle.job_id, "signal": name, "hosts": list(killed)})

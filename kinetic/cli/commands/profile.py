@@ -14,7 +14,7 @@ from kinetic._config import profiles, settings
 from kinetic._config.profiles import CLUSTER_FIELDS, FIELDS, Profiles
 from kinetic.cli import output
 from kinetic.cli.lazy import complete_with
-from kinetic.cli.options import json_option, yes_option
+from kinetic.cli.options import confirm, json_option, yes_option
 from kinetic.errors import UsageError
 
 _COLUMNS = ("", "NAME", *map(str.upper, FIELDS))
@@ -282,10 +282,7 @@ def rm(name: str, yes: bool) -> None:
     """Remove one profile."""
     path: Path = settings.profiles_file()
     profiles.read(path).get(name)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError(f"This would remove the profile {name}. Add --yes to confirm.")
-        click.confirm(f"Remove the profile {name}?", abort=True, err=True)
+    confirm(f"remove the profile {name}", yes=yes)
     current = profiles.read(path).current
     profiles.change(path, lambda before: before.without(name))
     output.line(
