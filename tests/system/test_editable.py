@@ -126,7 +126,7 @@ for file in sys.argv[1:] or {files!r}:
 gate.write_text("")
 a, b, *files = job.result()
 print(a, b)
-limit = time.monotonic() + 60
+limit = time.monotonic() + 300
 for file in files:
     while pathlib.Path(file).exists() and time.monotonic() < limit:
         time.sleep(0.1)
