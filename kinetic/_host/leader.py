@@ -383,13 +383,10 @@ class Leader:
             self._policy.hold()
             self._call = None
         call.story.write(verdicts.end_event(outcome))
-        await runtime.ask_until_done(partial(self._conclude, call, outcome, queue))
+        if not self._removed:  # Otherwise nobody could read the verdict.
+            await runtime.ask_until_done(partial(queue.conclude, call, outcome))
         runtime.tell_callers(call.job_id)
         return ended
-
-    def _conclude(self, call: Call, outcome: Outcome, queue: CallQueue) -> None:
-        if not self._removed:  # Nobody could read the verdict.
-            queue.conclude(call, outcome)
 
     async def _form_for_call(self, call: Call, runtime: LeaderRuntime) -> Outcome | None:
         """Wait until all slices are ready. Return the call's outcome if it does not begin."""

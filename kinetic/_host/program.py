@@ -50,11 +50,10 @@ leader counts the starts."""
 MakeHosts = Callable[[Plan, Store], Hosts]
 
 
-def _make_remote(plan: Plan, _: Store) -> Hosts:
-    return RemoteHosts(plan.hosts)
-
-
-def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make_remote) -> int:
+def main(
+    environ: Mapping[str, str] | None = None,
+    make_hosts: MakeHosts = lambda plan, _: RemoteHosts(plan.hosts),
+) -> int:
     """Run this host until the job has ended; return a `ProgramCode`. `environ` replaces the
     environment; `make_hosts` makes the hosts that a head leads."""
     streams.replace_closed()

@@ -78,33 +78,31 @@ class StoreCache:
     def __init__(self, store_uri: str, runtime: str) -> None:
         self._uri = store_uri
         self._runtime = runtime
-        self._opened: tuple[Any, set[str]] | None = None
         self._is_off = False
 
     def get(self, key: str) -> bytes | None:
         """Return an executable in JAX's format; None if the store has none."""
 
         def read() -> bytes | None:
-            store, keys = self._open()
+            store, keys = self._opened
             return bytes(store.get(self._name(key))) if self._name(key) in keys else None
 
         return self._ask(read)
 
     def put(self, key: str, value: bytes) -> None:
         """Write an executable."""
-        self._ask(lambda: self._open()[0].put(self._name(key), value))
+        self._ask(lambda: self._opened[0].put(self._name(key), value))
 
     def _name(self, key: str) -> str:
         return layout.executable(self._runtime, key.rpartition("-")[2])
 
-    def _open(self) -> tuple[Any, set[str]]:
-        if self._opened is None:
-            from kinetic._store.open import open_store  # Few functions compile.
+    @functools.cached_property
+    def _opened(self) -> tuple[Any, set[str]]:
+        """The store and its keys."""
+        from kinetic._store.open import open_store  # Few functions compile.
 
-            store = open_store(self._uri, existing=True)
-            folder = layout.executable(self._runtime, "").rstrip("/")
-            self._opened = store, set(store.list(folder))
-        return self._opened
+        store = open_store(self._uri, existing=True)
+        return store, set(store.list(layout.executable(self._runtime, "").rstrip("/")))
 
     def _ask(self, call: Callable[[], T]) -> T | None:
         """Return the answer to a call; None if the store fails, now or earlier."""
