@@ -33,22 +33,20 @@ def train(*, differs: bool) -> tuple[float, float]:
     batch = np.ones((jax.device_count(), 64), np.float32)
     batch = jax.make_array_from_callback(batch.shape, rows, lambda index: batch[index])
     whole = jax.NamedSharding(mesh, jax.P())
-    weights = [
-        jax.make_array_from_callback((64, 64), whole, lambda _: np.eye(64, dtype=np.float32))
-        for _ in range(LAYERS)
-    ]
+    values = np.tile(np.eye(64, dtype=np.float32), (LAYERS, 1, 1))
+    weights = jax.make_array_from_callback(values.shape, whole, lambda index: values[index])
     is_odd = differs and jax.process_index() == jax.process_count() - 1
 
     @jax.jit
-    def step(weights: list, x: jax.Array) -> tuple[list, jax.Array]:
-        def loss(weights: list) -> jax.Array:
+    def step(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss(weights: jax.Array) -> jax.Array:
             y = x
-            for each in weights:
-                y = jnp.sin(y @ each) if is_odd else jnp.tanh(y @ each)
+            for layer in range(LAYERS):
+                y = jnp.sin(y @ weights[layer]) if is_odd else jnp.tanh(y @ weights[layer])
             return jnp.mean(y)
 
         value, slopes = jax.value_and_grad(loss)(weights)
-        return [each - 0.1 * slope for each, slope in zip(weights, slopes, strict=True)], value
+        return weights - 0.1 * slopes, value
 
     begun, before = time.time(), cpu_s()
     weights, value = step(weights, batch)

@@ -263,6 +263,34 @@ def threads_in_any_order(here):
     return first + run(mean, x)
 
 
+def dumps_apart(here):
+    """Give a program an option that names a folder of this host."""
+    import tempfile
+
+    import jax
+
+    options = {"xla_dump_to": tempfile.mkdtemp()}
+    return float(jax.jit(mean, compiler_options=options)(here.array()))
+
+
+def host_without_devices(here):
+    """Call programs over the devices of the first two hosts, some of them also on the third."""
+    import jax
+    import numpy as np
+
+    mesh = jax.make_mesh((here.n // 3 * 2,), ("x",), devices=jax.devices()[: here.n // 3 * 2])
+    total = jax.jit(mean, out_shardings=jax.NamedSharding(mesh, jax.P()))
+    ones = np.ones(mesh.size, np.float32)
+    rows = jax.NamedSharding(mesh, jax.P("x"))
+    part = jax.make_array_from_callback(
+        ones.shape, rows, lambda index: ones[index], dtype=ones.dtype
+    )
+    if total(part).addressable_shards:
+        float(jax.jit(lambda x, y: mean(x) + mean(y))(part, np.full(3, 1.0)))
+    jax.jit(lambda x, y: mean(x) - mean(y))(part, np.full(3, min(jax.process_index(), 1) // 2))
+    return run(mean, here.array())
+
+
 def agree(program):
     """Run a function whose hosts run the same programs."""
     globals()[program](Slice())
@@ -299,6 +327,25 @@ def train_on_steps(*, steps, differs_at):
         rows = number + (number == differs_at and here.is_odd)
         loss = step(weights, np.full((4, 8), rows))
     return float(loss)
+
+
+def train_in_thread(*, are_same):
+    """Have a thread, in which no line of this file runs, call a step with a host's own rows."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    weights = Slice().array()
+    rows = np.full(8, 7 if are_same else jax.process_index())
+
+    @jax.jit
+    def train_step(weights, rows):
+        return jnp.sum(weights) + jnp.mean(rows)
+
+    with ThreadPoolExecutor() as pool:
+        return float(pool.submit(train_step, weights, rows).result())
 
 
 def train_from_own_seed(*, are_same):

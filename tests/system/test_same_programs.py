@@ -16,6 +16,7 @@ from on_differing_hosts import (
     differ,
     return_own_loss,
     train_from_own_seed,
+    train_in_thread,
     train_on_own_rows,
     train_on_steps,
 )
@@ -34,7 +35,7 @@ FAULTS = {
     "last_batch": "called mean at on_differing_hosts.py:",
     "skipped_in_except": "mean at on_differing_hosts.py:{run} there, check at",
     "sharding": "takes f32[{n},{n}] split P(None, 'x') there, P('x',) here",
-    "flags": "is compiled with ('xla_cpu_enable_fast_math', True) there, nothing here",
+    "flags": "is compiled with xla_cpu_enable_fast_math=True there, nothing here",
     "donation": "takes f32[{n},{n}] (donated) there, f32[{n},{n}] here",
     "host_data": "has constant dense<1> : tensor<i32>",
     "stale_file": "<lambda> at on_differing_hosts.py:{run} has ",
@@ -43,7 +44,7 @@ FAULTS = {
 }
 AGREEMENTS = [
     *("each_on_its_own_devices", "leader_rounds_the_loss", "leader_reads_the_cost"),
-    *("own_rows", "own_numbers", "threads_in_any_order"),
+    *("own_rows", "own_numbers", "threads_in_any_order", "dumps_apart"),
 ]
 
 
@@ -77,6 +78,12 @@ def test_hosts_that_only_seem_to_differ_are_left_alone(home, program):
     assert not find_difference(job)
 
 
+def test_a_host_without_devices_of_a_program_waits_for_nobody(home):
+    job = kinetic.run("cpu:1", slices=3)(agree).run_async("host_without_devices")
+    assert job.result(timeout=300) == "done"
+    assert not find_difference(job)
+
+
 def test_programs_are_not_compared_where_that_is_turned_off(home):
     """The option overrides the setting, which is on by default."""
     job = kinetic.run(SLICES[2], compare_programs=False)(differ).run_async("branch")
@@ -89,6 +96,7 @@ def test_programs_are_not_compared_where_that_is_turned_off(home):
     ("train", "differs"),
     [
         (train_on_own_rows, "give {} different values for the argument batch['ids'] (i32[4,8])"),
+        (train_in_thread, "give {} different values for the argument rows (i32[8])"),
         (train_from_own_seed, "give {} different values for the argument weights (f32[8,8])"),
         (return_own_loss, "get different values for result['loss'] (f32[]) of {}"),
     ],

@@ -26,7 +26,7 @@ def test_the_output_says_which_host_holds_the_others_up(home, tmp_path, monkeypa
 
     (line,) = wait_until(find_notice, "nothing is said")
     assert "kinetic: host 1 of 2 has stood still for 3 s at on_hosts.py:" in line
-    assert f"in one_waits; all others wait for it. `kinetic jobs stacks {job.job_id}` shows" in line
+    assert f"in one_waits; all others wait for it. More: kinetic jobs explain {job.job_id}" in line
     Path(tmp_path, "go on").touch()
     assert job.result(timeout=LIMIT_S) == "done"
 

@@ -23,6 +23,8 @@ from kinetic._core.values import dataclass
 
 GRACE_S = 1.0
 """Time in which hosts may run the same programs in another order, in several threads say."""
+DONATED = " (donated)"
+"""Ending of the type of an argument that its program may overwrite."""
 _MOST_SINGLY = 4
 _TOLERANCE = 1e-3
 _MOST_TEXT = 80
@@ -268,9 +270,10 @@ def _describe_values(
             "jax.experimental.multihost_utils.assert_equal."
         )
     else:
+        type_ = note.arguments[at].removesuffix(DONATED)
         sentence = (
             f"{_name_hosts(hosts)} give {note.title}{in_call} different values for the argument "
-            f"{name} ({note.arguments[at]}), which it takes for the same on all hosts: give the "
+            f"{name} ({type_}), which it takes for the same on all hosts: give the "
             "same to all, or make a global array of the parts "
             "(jax.make_array_from_process_local_data)."
         )

@@ -117,18 +117,10 @@ class Reporter:
             )
 
     def notice(self, text: str) -> None:
-        """Log the coordinator's notice of a stall, on the leader only."""
+        """Log the coordinator's notice of a stall or a difference, on the leader only."""
         job_id, _, host = self._where
-        if host != 0:
-            return
-        advice = (
-            ""
-            if self._plan.limits.hang_timeout_s is not None
-            else "; hang_timeout= ends a stalled job"
-        )
-        self._log.say(
-            f"kinetic: {text} `kinetic jobs stacks {job_id}` shows what each host is doing{advice}."
-        )
+        if host == 0:
+            self._log.say(f"kinetic: {text} More: kinetic jobs explain {job_id}")
 
     def tell_of_late_exit(self, stacks: str) -> None:
         """Log that the process had to be killed after the function, and where it was."""

@@ -25,11 +25,12 @@ from functools import partial
 from typing import Any
 
 from kinetic._compile import hlo, lowering, origins
-from kinetic._core.gang.programs import ProgramNote, pack_operations
+from kinetic._core.gang.programs import DONATED, ProgramNote, pack_operations
 from kinetic._host.channel import Channel, WorkerEvent
 from kinetic._host.worker import jaxworld
 from kinetic._host.worker.startup.kinetic_awaiting import act_when_imported
 
+_INSTALLED = re.compile(r"/(site|dist)-packages/(?!jax/)")
 _CALL = "_pjit_call_impl_python"
 """JAX's function that lowers, compiles and runs a program that is called for the first time."""
 _NOTE = "_note_of_kinetic"
@@ -47,7 +48,7 @@ _OUTPUTS = 2
 _MOST_OUTPUTS = 64
 """Most calls whose outputs are not there yet."""
 _FINISH_S = 0.1
-_DONATED = 3
+_DONATIONS = 3
 """Index, among the arguments of JAX's function after the shardings, of those that are donated."""
 _COLLECTIVE = re.compile(
     r"= (\(.*?\)|\S+) ((?:all|reduce|ragged)-(?:reduce|gather|scatter|to-all)|collective-\w+|send"
@@ -206,13 +207,13 @@ class Fingerprints:
 
         devices = tuple(computation._device_list)
         processes = sorted({device.process_index for device in devices})
-        if len(processes) < 2:
+        if len(processes) < 2 or xla_bridge.process_index() not in processes:
             return None
         # The program without source lines and addresses of callbacks.
         code = bytes(
             cache_key._canonicalize_ir(computation.stablehlo(), cache_key.IgnoreCallbacks.ALL)
         )
-        flags = (*jaxworld.compiler_flags(), *map(str, computation._compiler_options_kvs))
+        flags = jaxworld.compiler_flags(computation._compiler_options_kvs)
         numbers = [device.id for device in devices]
         digest = hashlib.sha256(f"{numbers} {flags}".encode() + code).hexdigest()[:16]
         if digest in self._notes:
@@ -238,12 +239,12 @@ class Fingerprints:
             number=0,
             fingerprint=digest,
             name=lowering.strip_jit(computation._name),
-            line=self._find_line(),
+            line=self._find_line(lowering.find_origin(jaxpr)[1]),
             process=xla_bridge.process_index(),
             processes=() if everybody else tuple(processes),
             is_main=waits and _is_main_thread(),
             before=self._before,
-            arguments=tuple(map(_describe_type, jaxpr.in_avals, rest[_DONATED])),
+            arguments=tuple(map(_describe_type, jaxpr.in_avals, rest[_DONATIONS])),
             shardings=tuple(map(_describe_sharding, shardings)),
             mesh=_describe_mesh(mesh, numbers),
             flags=flags,
@@ -278,11 +279,12 @@ class Fingerprints:
             ]
         )
 
-    def _find_line(self) -> str:
-        """Return the user's line that calls the program; of a library's call, the library's."""
+    def _find_line(self, origin: str) -> str:
+        """Return the user's line that calls the program; in a thread of a library, the line of the
+        user's function, or the library's."""
         frames = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in _walk_frames()]
-        own = [frame for frame in frames if not hlo.is_library(frame)]
-        outside = [frame for frame in frames if "/jax/" not in frame and "/lib/python" not in frame]
+        own = [frame for frame in (*frames, origin) if not hlo.is_library(frame)]
+        outside = [frame for frame in frames if _INSTALLED.search(frame)]
         return self._shorten(next(iter((*own, *outside)), ""))
 
     def _shorten(self, position: str) -> str:
@@ -387,7 +389,7 @@ def _describe_type(aval: Any, is_donated: bool) -> str:
     if not hasattr(aval, "dtype"):
         return str(aval)
     text = f"{dtypes.short_dtype_name(aval.dtype)}[{','.join(map(str, aval.shape))}]"
-    return f"{text} (donated)" if is_donated else text
+    return f"{text}{DONATED}" if is_donated else text
 
 
 def _describe_sharding(sharding: Any) -> str:

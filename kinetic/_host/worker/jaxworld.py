@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ _THREADS_PER_DEVICE = 4
 threads that start computations, may occupy more."""
 GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 """Device files of GPUs. Without any of them JAX silently skips its client for GPUs."""
-_WITHOUT_EFFECT = ("--xla_dump", "--xla_force_host", "--xla_gpu_cuda_data_dir")
+_WITHOUT_EFFECT = ("xla_dump", "xla_force_host", "xla_gpu_cuda_data_dir")
 """Openings of XLA's flags that do not change programs; see `jax._src.cache_key`."""
 _CONSEQUENCE_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
 _STATUS = tuple(
@@ -138,11 +138,17 @@ def _torch_variables(world: World) -> dict[str, str]:
     return env
 
 
-def compiler_flags() -> tuple[str, ...]:
-    """Return the flags of XLA and of the TPU compiler, in order, without those that only print."""
+def compiler_flags(options: Iterable[tuple[str, Any]] = ()) -> tuple[str, ...]:
+    """Return the flags of XLA and of the TPU compiler, in order, and a program's own options,
+    without those that only print."""
     names = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
     flags = " ".join(os.environ.get(name, "") for name in names).split()
-    return tuple(sorted(flag for flag in flags if not flag.startswith(_WITHOUT_EFFECT)))
+    own = (f"{name}={value}" for name, value in options)
+    return tuple(
+        flag
+        for flag in (*sorted(flags), *own)
+        if not flag.removeprefix("--").startswith(_WITHOUT_EFFECT)
+    )
 
 
 def is_installed() -> bool:
