@@ -19,11 +19,9 @@ from kinetic._compile.processes import Compilers, Compiling
 from kinetic._compile.report import summarize
 from kinetic._compile.slice import CompileSlice
 from kinetic._config import settings
-from kinetic._config.settings import Settings
 from kinetic._core import layout
-from kinetic._core.accelerators.prices import Price, price_of
+from kinetic._core.accelerators.prices import price_of
 from kinetic._core.accelerators.resolve import resolve
-from kinetic._core.accelerators.topology import Topology
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.ref import JobRef
 from kinetic._core.tracebacks import hide_frames
@@ -67,14 +65,9 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
         chosen.cache_dir / FOLDER,
         timeout_s=limit_s,
         watch=CompileProgress(),
-        find_price=functools.partial(find_price, chosen),
+        find_price=functools.partial(price_of, own=chosen.prices),
         find_flags=find_flags,
     )
-
-
-def find_price(chosen: Settings, topology: Topology) -> Price | None:
-    """Return the price of a slice under these settings; None if it is unknown."""
-    return price_of(topology, chosen.prices)
 
 
 def find_flags() -> dict[str, str]:
@@ -114,7 +107,7 @@ def check_programs(
         target,
         chosen.cache_dir / FOLDER,
         watch=CompileProgress(),
-        price=find_price(chosen, plan.topology),
+        price=price_of(plan.topology, chosen.prices),
         flags=find_flags(),
     )
     folder = root / layout.AttemptKeys(ref.job_id, attempt).programs

@@ -121,7 +121,7 @@ def draw_picture(path: str, groups: Sequence[tuple[str, Sequence[Curve]]]) -> No
             x, y = curve.points()
             marker = {"marker": "o"} if len(x) == 1 else {}
             axes.plot(x, y, label=curve.label, linewidth=1.2, **marker)
-        axes.set_title(_escape(name), fontsize=10)
+        axes.set_title(name.replace("$", r"\$"), fontsize=10)  # "$" would start a formula.
         axes.set_xlabel("step" if curves and curves[0].series.has_steps else "seconds")
         axes.grid(alpha=0.3)
         if len(curves) > 1:
@@ -135,11 +135,6 @@ def draw_picture(path: str, groups: Sequence[tuple[str, Sequence[Curve]]]) -> No
             f"The image {path} cannot be written. Choose another path that ends with .png, .svg or "
             f".pdf. The error: {error}"
         ) from error
-
-
-def _escape(name: str) -> str:
-    """Escape a metric's name, so that matplotlib does not read "$" as the start of a formula."""
-    return name.replace("$", r"\$")
 
 
 def write_events(folder: str, groups: Sequence[tuple[str, Sequence[Series]]]) -> int:

@@ -92,7 +92,19 @@ def open_display(
     """Return a display in the running cell; None outside of a notebook's main thread."""
     if kernel_shell() is None or threading.current_thread() is not threading.main_thread():
         return None
-    return Progress(draw, clock, _Display().show)
+    handle: Any = None
+
+    def show(drawn: Mapping[str, str]) -> None:
+        """Replace the content of one display in the output of the cell."""
+        from IPython.core.display_functions import display
+
+        nonlocal handle
+        if handle is None:
+            handle = display(dict(drawn), raw=True, display_id=True)
+        else:
+            handle.update(dict(drawn), raw=True)
+
+    return Progress(draw, clock, show)
 
 
 def draw_picture(picture: Picture) -> dict[str, str]:
@@ -167,19 +179,3 @@ class Progress:
         if drawn != self._last:
             self._last = drawn
             self._show(drawn)
-
-
-class _Display:
-    """One display in the output of the running cell."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def show(self, drawn: Mapping[str, str]) -> None:
-        """Replace the display's content."""
-        from IPython.core.display_functions import display
-
-        if self._handle is None:
-            self._handle = display(dict(drawn), raw=True, display_id=True)
-        else:
-            self._handle.update(dict(drawn), raw=True)

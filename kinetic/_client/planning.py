@@ -183,27 +183,18 @@ class BatchMember(NamedTuple):
     retries: int
 
 
-_member: ContextVar[BatchMember | None] = ContextVar("kinetic_batch_member", default=None)
+batch_member: ContextVar[BatchMember | None] = ContextVar("kinetic_batch_member", default=None)
+"""The batch input that the next submitted job belongs to; None outside of a batch."""
 
 
 @contextlib.contextmanager
 def member_of_batch(member: BatchMember) -> Iterator[None]:
     """Make the first job that is submitted in the `with` block the job of a batch's input."""
-    token = _member.set(member)
+    token = batch_member.set(member)
     try:
         yield
     finally:
-        _member.reset(token)
-
-
-def current_member() -> BatchMember | None:
-    """Return the batch input that the next submitted job belongs to; None outside of a batch."""
-    return _member.get()
-
-
-def forget_member() -> None:
-    """Forget the input of `member_of_batch`, so that later jobs do not belong to the batch."""
-    _member.set(None)
+        batch_member.reset(token)
 
 
 def batch_labels(group_id: str, index: int) -> dict[str, str]:

@@ -238,7 +238,7 @@ class RemoteCallable(Generic[P, R_co]):
     def _submit_job(self, args: Any, kwargs: Any) -> JobHandle[Any]:
         from kinetic._client import planning
 
-        member = planning.current_member()
+        member = planning.batch_member.get()
         options = self._options
         if member is not None and member.retries:
             options = check_options(options, {"retries": member.retries})
@@ -268,7 +268,7 @@ class RemoteCallable(Generic[P, R_co]):
             load = functools.partial(importlib.import_module, "kinetic._client.handle")
             threading.Thread(target=load, daemon=True).start()  # Import while the backend works.
         ref = submission.submit(planned, target.backend, target.store)
-        planning.forget_member()
+        planning.batch_member.set(None)  # Later jobs do not belong to the batch.
         try:
             from kinetic._client.handle import JobHandle
 

@@ -55,8 +55,10 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *self._headers]
             await send(message)
 
-        rest = self._path_within(scope)
-        if rest is None or not is_allowed(scope["method"], headers_of(scope)):
+        token, slash, path = scope["path"].removeprefix("/").partition("/")
+        rest = f"{slash}{path}"
+        is_known = hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token)
+        if not is_known or not is_allowed(scope["method"], headers_of(scope)):
             response = PlainTextResponse(REFUSAL, status_code=403)
             await response(scope, receive, send_guarded)
             return
@@ -68,12 +70,6 @@ class Guard:
             return
         inside = {**scope, "path": rest, "raw_path": rest.encode(), "root_path": ""}
         await self._app(inside, receive, send_guarded)
-
-    def _path_within(self, scope: Scope) -> str | None:
-        """Return the path after the token; None if the token is missing or wrong."""
-        token, slash, rest = scope["path"].removeprefix("/").partition("/")
-        is_known = hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token)
-        return f"{slash}{rest}" if is_known else None
 
 
 def is_allowed(method: str, headers: Mapping[str, list[str]]) -> bool:

@@ -25,7 +25,6 @@ from kinetic.errors import KineticError, NotFound
 if TYPE_CHECKING:
     from kinetic._client.access import JobAccess
     from kinetic._core.gang.picture import AttemptPicture, GangPicture, HostPicture
-    from kinetic._core.outcome import Outcome
     from kinetic._core.ref import JobRef
 
 ACTIVITY_EVERY_S = 1.0
@@ -187,6 +186,8 @@ class JobCamera:
             raise NotFound(f"The records of {ref.job_id} were removed.")
         outcome = standing.outcome or (board.verdict(ref) if standing.ended_at else None)
         gang = board.gang(ref, outcome)
+        first = None if outcome is None else outcome.first
+        trace = "" if first is None or first.error is None else first.error.traceback
         attempts = gang.attempts
         last = attempts[-1]
         if ref.session_name and outcome is not None:  # No report says that its hosts have ended.
@@ -203,7 +204,7 @@ class JobCamera:
             len(attempts) - len(bars),
             outcome.blamed if outcome is not None and not outcome.ok else (),
             standing.reason or attempts[-1].difference if outcome is None else outcome.reason,
-            _read_traceback(outcome),
+            text.printable_lines(trace[-_TRACEBACK_CHARS:]),
             self._cost,
             gang.started_at,
             text.duration(gang.ran_s(self._access.now())) if gang.started_at and outcome else "",
@@ -232,12 +233,6 @@ class JobCamera:
                 self._steps = self._step_watch.read()
             if cost := self._access.board.cost(self._ref, gang):
                 self._cost = text.describe_cost(*cost, is_over=not runs)
-
-
-def _read_traceback(outcome: Outcome | None) -> str:
-    first = None if outcome is None else outcome.first
-    error = None if first is None else first.error
-    return "" if error is None else text.printable_lines(error.traceback[-_TRACEBACK_CHARS:])
 
 
 def draw_slices(

@@ -16,7 +16,7 @@ from kinetic.errors import (
 )
 
 if TYPE_CHECKING:
-    from kinetic._core.outcome import HostReport, Outcome
+    from kinetic._core.outcome import Outcome
 
 OK = 0
 FAILED = 1
@@ -69,16 +69,14 @@ def of_outcome(outcome: Outcome) -> int:
 
 def of_program(outcome: Outcome) -> int:
     """Return the exit code of `kinetic run`: the program's, on the host that failed first."""
-    first = outcome.first
-    return FAILED if first is None else _own_code(first)
-
-
-def _own_code(report: HostReport) -> int:
     from kinetic._core.exits import ExitCode
 
-    code = report.exit.kind.code
-    if code is ExitCode.OWN and report.exit_code:
-        return report.exit_code & 0xFF or FAILED
-    if code is ExitCode.SIGNAL and report.signal:
-        return 128 + report.signal
+    first = outcome.first
+    if first is None:
+        return FAILED
+    code = first.exit.kind.code
+    if code is ExitCode.OWN and first.exit_code:
+        return first.exit_code & 0xFF or FAILED
+    if code is ExitCode.SIGNAL and first.signal:
+        return 128 + first.signal
     return FAILED

@@ -90,7 +90,14 @@ class LazyGroup(click.Group):
                 raise click.UsageError(
                     f"No such command {name!r}. Did you mean `{self.elsewhere[name]}`?"
                 )
-            raise click.UsageError(_unknown(name, (*self.lazy, *self.aliases)), ctx)
+            from difflib import get_close_matches
+
+            names = (*self.lazy, *self.aliases)
+            near = get_close_matches(name, names, n=1)
+            hint = (
+                f"Did you mean {near[0]!r}?" if near else f"The commands are: {', '.join(names)}."
+            )
+            raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -105,12 +112,3 @@ def complete_with(what: str) -> Callable[[click.Context, click.Parameter, str], 
         return words
 
     return offer
-
-
-def _unknown(name: str, names: tuple[str, ...]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, names, n=1)
-    return f"No such command {name!r}." + (
-        f" Did you mean {near[0]!r}?" if near else f" The commands are: {', '.join(names)}."
-    )

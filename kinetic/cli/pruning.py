@@ -80,7 +80,8 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     used = _find_in_plans(store, sorted(stay))
     # A submission that finds a tree's record sends no content: keep what the record names.
     used_trees = [tree for tree in trees if digest(tree) in used or tree.written_at >= older_than]
-    used |= {digest(tree) for tree in used_trees} | _find_in_trees(store, used_trees)
+    records = get_many(store, [tree.key for tree in used_trees])
+    used |= {digest(tree) for tree in used_trees}.union(*map(_digests, records.values()))
     contents = tuple(
         content
         # Trees' records come first: an interrupted sweep must not leave one without its content.
@@ -161,11 +162,6 @@ def _find_in_plans(store: Store, jobs: Sequence[str]) -> set[str]:
         used |= _digests(plan)
         used |= {cached_copy.hash_source(json.loads(uri)) for uri in _FETCHED.findall(plan)}
     return used
-
-
-def _find_in_trees(store: Store, trees: Sequence[Entry]) -> set[str]:
-    records = get_many(store, [tree.key for tree in trees])
-    return set[str]().union(*map(_digests, records.values()))
 
 
 def _digests(data: bytes) -> set[str]:

@@ -193,10 +193,6 @@ def _click_failed(problem: BaseException) -> int:
             "Nothing was done, because you interrupted the command or did not confirm it."
         )
         return exit_codes.INTERRUPTED
-    return _report_misuse(problem)
-
-
-def _report_misuse(problem: BaseException) -> int:
     words = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
     ctx = getattr(problem, "ctx", None)
     if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())):

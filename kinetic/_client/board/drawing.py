@@ -33,6 +33,7 @@ _FRAME = (
     "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4;max-width:100%;"
     "overflow-wrap:anywhere"
 )
+_GRID = "display:grid;grid-template-columns:repeat(32,max-content);gap:2px"
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,10 @@ class Picture:
 
 def html(picture: Picture) -> str:
     """Return a picture as HTML."""
-    facts = "".join(f' <span style="opacity:.75">· {escape(fact)}</span>' for fact in picture.facts)
     dot = f'<span style="color:rgb({rgb(picture.state)})">●</span>'
     state = f" · {dot} {escape(picture.state)}" if picture.state else ""
     parts = [
-        f'<div style="margin-bottom:6px"><b>{escape(picture.title)}</b>{state}{facts}</div>',
+        _head(picture.title, picture.facts, state),
         _slices(picture),
         _table(picture.rows),
     ]
@@ -97,20 +97,23 @@ def of_job(
 
 def batch_html(title: str, facts: Sequence[str], states: Sequence[str]) -> str:
     """Return the drawing of a batch as HTML, with a square for each input."""
-    details = "".join(
-        f' <span style="opacity:.75">· {escape(fact)}</span>'
-        for fact in (*facts, summary(states, "input"))
-    )
     squares = "".join(
         _square(state, index, None, "input") for index, state in enumerate(states[:_MOST_HOSTS])
     )
-    omitted = len(states) - _MOST_HOSTS
-    more = f'<div style="opacity:.75">and {omitted:,} more inputs</div>' if omitted > 0 else ""
-    grid = "display:grid;grid-template-columns:repeat(32,max-content);gap:2px"
-    head = f'<div style="margin-bottom:6px"><b>{escape(title)}</b>{details}</div>'
+    head, more = _head(title, (*facts, summary(states, "input"))), _count_omitted(states, "inputs")
     return (
-        f'<div role="group" style="{_FRAME}">{head}<div style="{grid}">{squares}</div>{more}</div>'
+        f'<div role="group" style="{_FRAME}">{head}<div style="{_GRID}">{squares}</div>{more}</div>'
     )
+
+
+def _head(title: str, facts: Sequence[str], state: str = "") -> str:
+    details = "".join(f' <span style="opacity:.75">· {escape(fact)}</span>' for fact in facts)
+    return f'<div style="margin-bottom:6px"><b>{escape(title)}</b>{state}{details}</div>'
+
+
+def _count_omitted(drawn: Sequence[str], noun: str) -> str:
+    omitted = len(drawn) - _MOST_HOSTS
+    return f'<div style="opacity:.75">and {omitted:,} more {noun}</div>' if omitted > 0 else ""
 
 
 def text(picture: Picture) -> str:
@@ -139,8 +142,7 @@ def _slices(picture: Picture) -> str:
         _slice(picture, index, states[start : start + of_one], start, count)
         for index, start in enumerate(range(0, len(states), max(of_one, 1)))
     ]
-    omitted = len(picture.hosts) - len(states)
-    more = f'<div style="opacity:.75">and {omitted:,} more hosts</div>' if omitted else ""
+    more = _count_omitted(picture.hosts, "hosts")
     return f'<div style="display:flex;flex-wrap:wrap;gap:8px">{"".join(drawn)}</div>{more}'
 
 
@@ -161,7 +163,7 @@ def _slice(picture: Picture, index: int, states: Sequence[str], first: int, coun
         'style="font-size:11px;opacity:.75;'
         f'margin-bottom:4px">{escape(name + shape + summary(states))}</div>'
     )
-    grid = "display:grid;grid-template-columns:repeat(32,max-content);gap:2px"
+    grid = _GRID
     if detailed:  # Wraps in a narrow page.
         grid = (
             "display:flex;flex-wrap:wrap;gap:6px;"
@@ -172,33 +174,27 @@ def _slice(picture: Picture, index: int, states: Sequence[str], first: int, coun
 
 
 def _host(state: str, index: int, topology: Topology | None) -> str:
-    colour = rgb(state)
-    chips = min(topology.chips_per_host, _MOST_CHIPS) if topology is not None else 0
-    below = f'<div style="line-height:1">{_chips(state, chips)}</div>' if chips else ""
-    words = f'<div style="font-size:11px;white-space:nowrap">{index} {escape(state)}</div>'
-    size = f"box-sizing:border-box;min-width:{_host_px(topology)}px"
-    return f'<div style="{_box(colour)};{size}">{words}{below}</div>'
-
-
-def _host_px(topology: Topology | None) -> int:
-    chips = min(topology.chips_per_host, _MOST_CHIPS) if topology is not None else 0
-    return max(_NARROWEST_PX, 14 + 11 * chips)
-
-
-def _chips(state: str, count: int) -> str:
-    colour = rgb(state)
-    square = (
+    colour, chips = rgb(state), _count_chips(topology)
+    chip = (
         "display:inline-block;width:9px;height:9px;margin:0 2px 2px "
         f"0;border-radius:2px;background:rgb({colour})"
     )
-    return f'<span style="{square}"></span>' * count
-
-
-def _box(colour: str) -> str:
-    return (
-        "border:1px solid "
-        f"rgb({colour});background:rgba({colour},.12);border-radius:4px;padding:3px 6px"
+    row = f'<span style="{chip}"></span>' * chips
+    below = f'<div style="line-height:1">{row}</div>' if chips else ""
+    words = f'<div style="font-size:11px;white-space:nowrap">{index} {escape(state)}</div>'
+    box = (
+        f"border:1px solid rgb({colour});background:rgba({colour},.12);border-radius:4px;"
+        f"padding:3px 6px;box-sizing:border-box;min-width:{_host_px(topology)}px"
     )
+    return f'<div style="{box}">{words}{below}</div>'
+
+
+def _count_chips(topology: Topology | None) -> int:
+    return 0 if topology is None else min(topology.chips_per_host, _MOST_CHIPS)
+
+
+def _host_px(topology: Topology | None) -> int:
+    return max(_NARROWEST_PX, 14 + 11 * _count_chips(topology))
 
 
 def _square(state: str, index: int, _topology: Topology | None, noun: str = "host") -> str:

@@ -98,14 +98,10 @@ def judge_orphan(
 
 def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
     reports, attempt = _read_last_attempt(store, ref)
-    ended_at = min(_find_last_write(store, ref), now)
-    return judge(ref.hosts, reports, reason=reason, now=ended_at, attempt=attempt)
-
-
-def _find_last_write(store: Store, ref: JobRef) -> float:
-    """Return the time of the newest file that hosts wrote: the best guess for an unrecorded end."""
+    # The newest file that hosts wrote is the best guess for an end that was not recorded.
     entries = store.entries(layout.JobKeys(ref.job_id).attempts)
-    return max((entry.written_at for entry in entries), default=ref.created_at)
+    ended_at = min(max((entry.written_at for entry in entries), default=ref.created_at), now)
+    return judge(ref.hosts, reports, reason=reason, now=ended_at, attempt=attempt)
 
 
 def _read_last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
@@ -146,7 +142,10 @@ def _decide_orphan(
             # Blame no host: a living supervisor would have begun a new attempt after the loss.
             outcome = replace(outcome, blamed=())
     if not is_unknown and all(r.exit.kind.hearsay for r in outcome.reports):
-        why = _read_stop(store, ref, outcome.attempt) or _find_first_stop(outcome)
+        stopped = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
+        # The first agent that gave up ended the supervisor, and so the others.
+        first_why = min(stopped, key=lambda r: r.ended_at).detail if stopped else ""
+        why = _read_stop(store, ref, outcome.attempt) or first_why
         outcome = replace(outcome, reason=why or reason)
     return outcome
 
@@ -158,13 +157,6 @@ def _read_stop(store: Store, ref: JobRef, attempt: int) -> str:
             if event.kind is EventKind.STOP and event.attempt == attempt:
                 return event.detail
     return ""
-
-
-def _find_first_stop(outcome: Outcome) -> str:
-    """Return why the first agent stopped. The others stopped because of it: an agent that gives up
-    ends the supervisor."""
-    stopped = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
-    return min(stopped, key=lambda r: r.ended_at).detail if stopped else ""
 
 
 def release(backend: Backend, ref: JobRef) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kinetic._backends import registry
 from kinetic._backends.base import Processes
+from kinetic._client.board.text import count
 from kinetic._core import layout, preemption
 from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.outcome import Outcome
@@ -69,7 +70,7 @@ def probe(
     local = [ref for ref in refs if ref.backend == LOCAL.backend]
     ended, orphans = _find_ended(store, local, now)
     if orphans:
-        text = f"{_count(len(orphans), 'job')} ended without a result, because the supervisor was "
+        text = f"{count(len(orphans), 'job')} ended without a result, because the supervisor was "
         findings.append(
             warn(
                 "orphans",
@@ -92,17 +93,13 @@ def probe(
             )
         )
     if unfinished := list(_find_unfinished(store, now)):
-        text = f"{_count(len(unfinished), 'submission')} ended before the job began: "
+        text = f"{count(len(unfinished), 'submission')} ended before the job began: "
         remedy = "`kinetic jobs prune` removes them."
         findings.append(
             warn("leftovers", f"{text}{name_some(unfinished, _NAMED_AT_MOST)}.", remedy)
         )
-    in_order = f"None: {_count(len(local), 'job')} on this machine, all in order."
+    in_order = f"None: {count(len(local), 'job')} on this machine, all in order."
     return findings or [ok("leftovers", in_order)]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _read_references(store: LocalStore) -> tuple[list[JobRef], list[tuple[str, str]]]:

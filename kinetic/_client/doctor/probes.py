@@ -212,17 +212,13 @@ def _check_jax(version: str | None, *, simulates: bool) -> Finding:
             "here.",
             "pip install jax",
         )
-    if _parse_version(version) < OLDEST_JAX:
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST_JAX:
         return warn(
             "jax",
             f"JAX {version} is older than 0.6, the oldest version that kinetic is tested with.",
             "pip install --upgrade jax",
         )
     return ok("jax", f"JAX {version}.")
-
-
-def _parse_version(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def _check_keras(versions: Mapping[str, str | None]) -> Finding:

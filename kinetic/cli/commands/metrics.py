@@ -177,7 +177,8 @@ def _print_table(watched: Sequence[_ShownJob], choice: _Choice, *, chart: bool) 
     if unknown := [name for name in choice.names if name not in {row.name for _, row in rows}]:
         output.notice(f"No values were logged for {', '.join(unknown)}.")
     cells = [_cells(*row) for row in rows]
-    left_out = _left_out(watched, choice)
+    same_for_all = {"JOB": len(watched) == 1, "HOST": choice.hosts == (0,)}
+    left_out = [column for column, is_same in same_for_all.items() if is_same]
     output.table(_COLUMNS, cells, left_out=left_out, right=_RIGHT, cut="METRIC")
     if chart:
         size = shutil.get_terminal_size()
@@ -199,11 +200,6 @@ def _explain_absence(watched: Sequence[_ShownJob], choice: _Choice) -> str:
         f"{subject} logged no metrics{hosts}. Log them in the function: "
         "kinetic.log(step=step, loss=loss)."
     )
-
-
-def _left_out(watched: Sequence[_ShownJob], choice: _Choice) -> list[str]:
-    same_for_all = {"JOB": len(watched) == 1, "HOST": choice.hosts == (0,)}
-    return [column for column, is_same in same_for_all.items() if is_same]
 
 
 def _rows(watched: Sequence[_ShownJob], choice: _Choice) -> list[tuple[JobRef, Series]]:
