@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 from kinetic._core.exits import Exit
@@ -29,6 +30,11 @@ TAKEN_AWAY = HostView(
 NEARLY_ALL = 0.85
 """Share of the memory limit above which a killed worker probably ran out of memory. Memory daemons
 and clusters kill processes that the kernel does not count as victims."""
+_SHARED_FIELDS = (
+    *("exit_code", "signal", "result_digest", "result_size_bytes", "is_first"),
+    *("cache_hits", "compile_saved_s"),
+)
+"""Fields of the worker's last message that the report has, too."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +86,13 @@ def ending_of(
     stopped); the worker's last message; its wait status.
     """
     has_value = end is not None and end["event"] == Exit.RETURNED and not end.get("by_exit")
-    if end is not None and (stop is None or has_value):
-        return _report_from_end(end, host, peak_bytes)
-    if stop is not None and stop.stop_exit is not None:
-        return HostReport(
-            host, Exit(stop.stop_exit), detail=stop.stop_reason, peak_rss_bytes=peak_bytes
-        )
-    if end is not None:
-        return _report_from_end(end, host, peak_bytes)
-    return _report_death(status or 0, host, peak_bytes, memory, moment)
+    if stop is not None and stop.stop_exit is not None and not has_value:
+        report = HostReport(host, Exit(stop.stop_exit), detail=stop.stop_reason)
+    elif end is not None:
+        report = _report_from_end(end, host)
+    else:
+        report = _report_death(status or 0, host, peak_bytes, memory, moment)
+    return replace(report, peak_rss_bytes=peak_bytes)
 
 
 def last_words(report: HostReport) -> str:
@@ -109,7 +113,7 @@ def last_words(report: HostReport) -> str:
     )
 
 
-def _report_from_end(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
+def _report_from_end(end: dict[str, Any], host: int) -> HostReport:
     raised = end.get("error")
     error = None
     if raised:
@@ -127,16 +131,9 @@ def _report_from_end(end: dict[str, Any], host: int, peak_bytes: int) -> HostRep
         host,
         kind,
         detail=detail,
-        exit_code=end.get("exit_code"),
-        signal=end.get("signal", 0),
         error=error,
-        peak_rss_bytes=peak_bytes,
         leftover_threads=tuple(end.get("leftover_threads", ())),
-        result_digest=end.get("result_digest", ""),
-        result_size_bytes=end.get("result_size_bytes", 0),
-        is_first=end.get("is_first", False),
-        cache_hits=end.get("cache_hits", 0),
-        compile_saved_s=end.get("compile_saved_s", 0.0),
+        **{name: end[name] for name in _SHARED_FIELDS if name in end},
     )
 
 
@@ -152,9 +149,7 @@ def _report_death(
             cause += ", or the function broke a part of Python that kinetic needs"
         how = "; ".join(filter(None, (cause, peak)))
         detail = f"{ended} {moment} ({how})."
-        return HostReport(
-            host, Exit.OS_EXIT, detail=detail, exit_code=code, peak_rss_bytes=peak_bytes
-        )
+        return HostReport(host, Exit.OS_EXIT, detail=detail, exit_code=code)
     signum = os.WTERMSIG(status)
     if signum == signal.SIGKILL and (reason := _out_of_memory(peak_bytes, verdict)):
         return HostReport(
@@ -162,13 +157,12 @@ def _report_death(
             Exit.OUT_OF_MEMORY,
             detail=reason,
             signal=signum,
-            peak_rss_bytes=peak_bytes,
             guessed=not verdict.struck,
         )
     when = f" {moment}" if moment.ending or not moment.started else ""
     how = f" ({peak})" if peak else ""
     detail = f"{ended}{when}{how}."
-    return HostReport(host, Exit.SIGNAL, detail=detail, signal=signum, peak_rss_bytes=peak_bytes)
+    return HostReport(host, Exit.SIGNAL, detail=detail, signal=signum)
 
 
 def _out_of_memory(peak_bytes: int, verdict: MemoryVerdict) -> str:
