@@ -6,7 +6,6 @@ raised as a `SystemExit` with the program's exit code.
 
 from __future__ import annotations
 
-import pkgutil
 import re
 import runpy
 import shlex
@@ -87,23 +86,12 @@ def run_script(path_rel: str, args: Sequence[str], written: str) -> None:
     is_same = not Path(written).is_absolute() and Path(written).resolve() == path
     sys.argv = [written if is_same else str(path), *args]
     _put_first(str(path.parent))
-    _as_main(lambda: _run_code(*_read_script(path)))
 
+    def execute() -> None:
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        _run_code(code, None, str(path))
 
-def _read_script(path: Path) -> tuple[types.CodeType, ModuleSpec | None, str]:
-    """Return code, spec and file of a path that `python FILE` can run: source, compiled code, or an
-    archive."""
-    if pkgutil.get_importer(str(path)) is not None:
-        _put_first(str(path))
-        _, spec, code = _runpy._get_main_module_details()
-        return code, spec, str(path)
-    with path.open("rb") as file:
-        compiled = pkgutil.read_code(file)
-    return (
-        compiled or compile(path.read_bytes(), str(path), "exec", dont_inherit=True),
-        None,
-        str(path),
-    )
+    _as_main(execute)
 
 
 def _find(path_rel: str) -> Path | None:
@@ -122,18 +110,18 @@ def run_module(name: str, args: Sequence[str]) -> None:
     """Run a module as `python -m NAME ARGS…` does."""
     sys.argv = [name, *args]
     _put_first(str(Path.cwd()))
+
+    def execute() -> None:
+        _, spec, code = _runpy._get_module_details(name)
+        sys.argv[0] = spec.origin
+        _run_code(code, spec, spec.origin)
+
     try:
-        _as_main(lambda: _run_code(*_find_module(name)))
+        _as_main(execute)
     except ImportError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
             raise  # The module itself raised it.
         _leave(f"{error}. `kinetic run --dry-run` lists the files that are sent.", 1, "module")
-
-
-def _find_module(name: str) -> tuple[types.CodeType, ModuleSpec | None, str]:
-    _, spec, code = _runpy._get_module_details(name)
-    sys.argv[0] = spec.origin
-    return code, spec, spec.origin
 
 
 def run_command(argv: Sequence[str]) -> None:
