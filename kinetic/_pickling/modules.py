@@ -97,7 +97,7 @@ def classify(shipped: Shipped) -> LoadedModules:
                 edited.append(name)
         elif not is_outside(name.partition(".")[0]):
             by_value.append(module)
-    return LoadedModules((*by_value, *_list_created()), tuple(imported), tuple(edited))
+    return LoadedModules(tuple(by_value), tuple(imported), tuple(edited))
 
 
 @contextmanager
@@ -142,19 +142,6 @@ def is_installed(module: ModuleType) -> bool:
 
 def _is_installed_file(file: str) -> bool:
     return file.startswith(_list_installed_folders()) or any(part in file for part in _INSTALLED)
-
-
-def _list_created() -> list[ModuleType]:
-    """Return the modules that the program has created without an import. Submodules are left out:
-    they are sent with their package."""
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if type(module) is ModuleType and "." not in name and name not in MAIN
-        if module.__name__ == name
-        and vars(module).get("__spec__") is None
-        and "__file__" not in vars(module)
-    ]
 
 
 @functools.cache

@@ -24,7 +24,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from io import FileIO
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinetic._core import layout
@@ -229,7 +228,7 @@ class _Upload:
         """Send a changed file from a copy, which cannot change between hashing and sending."""
         from tempfile import TemporaryFile  # Slow to import, and not needed for an unchanged tree.
 
-        with TemporaryFile(dir=self._note and _make_folder(self._note.parent)) as copy:
+        with TemporaryFile() as copy:
             digest = hashlib.sha256()
             for chunk in hashing.chunks(source, os.fstat(source.fileno()).st_size):
                 digest.update(chunk)
@@ -354,15 +353,6 @@ def _choose_deltas(
     size_bytes = sum(size for pack in deltas.values() for size in pack.values())
     size_bytes += sum(sizes[digest] for digest in needed - held.keys())
     return deltas if len(deltas) < _MOST_DELTAS and size_bytes <= most_bytes else {}
-
-
-def _make_folder(folder: Path) -> Path | None:
-    """Create a folder; return None on failure."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return None
-    return folder
 
 
 def _by_content(data: bytes) -> dict[str, list[File]]:

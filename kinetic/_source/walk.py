@@ -273,31 +273,21 @@ class _Walk:
         else:
             self._take_file(entry.path, rel)
 
-    def _is_left_out(
-        self,
-        path: str,
-        rel: str,
-        is_folder: bool,
-        visit: _Visit,
-    ) -> bool:
+    def _is_left_out(self, path: str, rel: str, is_folder: bool, visit: _Visit) -> bool:
         if self._everything:
             return False
         name = rel.rpartition("/")[2]
         if self._only and not any(_is_on_the_way(rel, path) for path in self._only):
             return True
         verdict = self._decide(rel, is_folder=is_folder)
-        if verdict is None and visit.kept_only:
+        if verdict is not None:
+            return verdict
+        if visit.kept_only:
             return True
-        if (
-            verdict is None
-            and path in visit.ignored
-            and not self._is_imported(path, name, is_folder=is_folder)
-        ):
+        if path in visit.ignored and not self._is_imported(path, name, is_folder=is_folder):
             return True
-        if verdict is None:
-            hidden = self._options.sparing and is_folder and name.startswith(".")
-            verdict = hidden or name in self._names or path in self._options.outputs
-        return verdict
+        is_hidden = self._options.sparing and is_folder and name.startswith(".")
+        return is_hidden or name in self._names or path in self._options.outputs
 
     def _decide(self, rel: str, *, is_folder: bool) -> bool | None:
         """Apply `.kineticignore` to a path: True to leave it out, False to keep it, None if no rule
@@ -340,20 +330,14 @@ class _Walk:
         self._links.append((rel, target, is_folder, visit))
 
     def _take_link(self, rel: str, target: str, is_folder: bool, visit: _Visit) -> None:
-        inside = (
-            target[len(self._inside) :]
-            if target.startswith(self._inside)
-            else ""
-            if target == self._root
-            else None
-        )
+        below = f"{target}/"
+        inside = target[len(self._inside) :] if below.startswith(self._inside) else None
         if inside == "" or inside in self._scan.folders or inside in self._scan.files:
             self._scan.links[rel] = os.path.relpath(f"/{inside}", f"/{rel.rpartition('/')[0]}")
         elif self._options.sparing and leads_to_hidden(self._root, target):
             self._scan.kept_back.append(rel)
         elif is_folder:
-            outside = inside is None and not target.startswith(self._inside)
-            ignored = self._ask_git(target) if outside else visit.ignored
+            ignored = self._ask_git(target) if inside is None else visit.ignored
             self._take_folder(target, rel, dataclasses.replace(visit, ignored=ignored))
         else:
             self._take_file(target, rel)

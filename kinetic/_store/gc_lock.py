@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from kinetic._store.base import FRESH_S, Store, folder_of, is_near
 from kinetic._system import locks
@@ -33,24 +33,20 @@ def content_age_s(store: Store) -> float:
     return FRESH_S if is_near(store) else 7 * FRESH_S
 
 
-@contextmanager
-def lock_for_submission(store: Store) -> Iterator[None]:
+def lock_for_submission(store: Store) -> AbstractContextManager[None]:
     """Hold the shared lock from the search for existing content until the plan is written. Waits
     for a sweep, never for another submission."""
-    with _hold_lock(store, exclusive=False):
-        yield
+    return _hold_lock(store, exclusive=False)
 
 
-@contextmanager
-def lock_for_sweep(store: Store) -> Iterator[None]:
+def lock_for_sweep(store: Store) -> AbstractContextManager[None]:
     """Hold the exclusive lock while unused content is removed. Waits for submissions to end.
 
     Raises:
         StoreError: submissions did not end within `SUBMISSIONS_TAKE_S`; one of them may belong to
             a stopped process.
     """
-    with _hold_lock(store, exclusive=True):
-        yield
+    return _hold_lock(store, exclusive=True)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,12 +157,3 @@ def test_an_edit_before_the_first_look_is_seen_by_the_byte_code(
     importlib.import_module("modtest_l")
     edit(first.root / "modtest_l.py", "X = 333")
     assert first.repeat().edited == {"modtest_l"}
-
-
-def test_a_module_that_the_program_has_made_is_sent(
-    classify: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Importing `json` makes both modules on a host too, so no file of them is needed.
-    for name in ("modtest_made", "json.modtest_made"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    assert classify({"modtest_a.py": ""}, ["modtest_a"]).by_value == {"modtest_made"}
