@@ -1,4 +1,4 @@
-"""What the comparison of the hosts' programs costs, on a simulated slice of 4 hosts: processor time
+"""What the comparison of the hosts' programs costs, on 4 simulated hosts: processor time
 of a program's first call and of later calls, compared with `compare_programs=False`; and how soon a
 difference is named."""
 
@@ -11,13 +11,14 @@ import measure
 
 import kinetic
 
-SLICE, RUNS, LAYERS, STEPS = "tpu-v6e-16", 3, 48, 30
+RUNS, LAYERS, STEPS = 5, 48, 100
+HOSTS: dict = {"accelerator": "cpu:1", "slices": 4}
 FIRST_COMPARED = 20
 
 
 def train(*, differs: bool) -> tuple[float, float]:
-    """Return the CPU seconds of a program's first call, and of a later one; or, if the last host
-    differs, when that host has called it."""
+    """Return the CPU seconds of a program's first call, and of a later one. If the last host
+    differs, print when it has called the program."""
     import resource
 
     import jax
@@ -30,10 +31,10 @@ def train(*, differs: bool) -> tuple[float, float]:
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     rows = jax.NamedSharding(mesh, jax.P("data"))
-    batch = np.ones((jax.device_count(), 64), np.float32)
+    batch = np.ones((jax.device_count(), 16), np.float32)
     batch = jax.make_array_from_callback(batch.shape, rows, lambda index: batch[index])
     whole = jax.NamedSharding(mesh, jax.P())
-    values = np.tile(np.eye(64, dtype=np.float32), (LAYERS, 1, 1))
+    values = np.tile(np.eye(16, dtype=np.float32), (LAYERS, 1, 1))
     weights = jax.make_array_from_callback(values.shape, whole, lambda index: values[index])
     is_odd = differs and jax.process_index() == jax.process_count() - 1
 
@@ -49,9 +50,9 @@ def train(*, differs: bool) -> tuple[float, float]:
         return weights - 0.1 * slopes, value
 
     begun, before = time.time(), cpu_s()
-    weights, value = step(weights, batch)
     if differs:
-        return begun, time.time()
+        print(begun, flush=True)
+    weights, value = step(weights, batch)
     float(value)
     first = cpu_s() - before
     for _ in range(FIRST_COMPARED):
@@ -68,7 +69,7 @@ def main() -> None:
     with measure.home():
         taken = {
             compares: [
-                kinetic.run(SLICE, compare_programs=compares)(train)(differs=False)
+                kinetic.run(**HOSTS, compare_programs=compares)(train)(differs=False)
                 for _ in range(RUNS)
             ]
             for compares in (True, False)
@@ -86,10 +87,12 @@ def main() -> None:
 
 def name_difference() -> tuple[float, float]:
     """Return when the host that differs has called its program, and when that was said."""
-    job = kinetic.run(SLICE, all_hosts=True)(train).run_async(differs=True)
+    job = kinetic.run(**HOSTS)(train).run_async(differs=True)
     while not (events := [each for each in job.events() if each["kind"] == "programs"]):
         time.sleep(0.05)
-    return max(begun for begun, _ in job.result()), events[0]["time"]
+    job.cancel()
+    begun, *_ = job.logs(host=HOSTS["slices"] - 1).split()
+    return float(begun), events[0]["time"]
 
 
 if __name__ == "__main__":
