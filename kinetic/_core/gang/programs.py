@@ -43,7 +43,6 @@ class ProgramNote:
         number: the host's count of such programs, from 1.
         fingerprint: equal for equal programs, whatever their source lines.
         name, line: name of the function, and the user's line that called it: "train.py:41".
-        process: index of the host's process in the world of JAX.
         processes: indices of the processes that run the program; () for all.
         is_main: True if the main thread runs it, and it may wait for other hosts.
         before: digest of the programs of earlier calls in this process; "" for a new process.
@@ -67,7 +66,6 @@ class ProgramNote:
     fingerprint: str
     name: str
     line: str
-    process: int = 0
     processes: tuple[int, ...] = ()
     is_main: bool = True
     before: str = ""

@@ -197,9 +197,14 @@ class Reporter:
         self.log_failure(report, end if is_discarded else {})
         self._log.deliver()  # Clients read the output as soon as they see the report.
         self._metrics.deliver()
-        stored = self.store_report(report)
-        self.remove_damaged(end)
-        return report, stored
+        is_stored = False
+        with contextlib.suppress(KineticError):  # The coordinator gets the report, too.
+            self._put(layout.HostKeys(*self._where).report, json.dumps(report.to_json()).encode())
+            is_stored = True
+        if damaged := end.get("damaged"):
+            with contextlib.suppress(KineticError):  # The next submission uploads the blob.
+                self._store.delete(layout.blob(damaged))
+        return report, is_stored
 
     def keep_files(self, space: Workspace) -> tuple[int, str]:
         """Store the files that the function wrote into its work folder since the last call. Return
@@ -227,20 +232,6 @@ class Reporter:
                     detail=f"The value could not be stored: {error}",
                 )
         return report
-
-    def store_report(self, report: HostReport) -> bool:
-        """Store the report; return True on success. The coordinator gets it too, and one of the two
-        is enough."""
-        with contextlib.suppress(KineticError):
-            self._put(layout.HostKeys(*self._where).report, json.dumps(report.to_json()).encode())
-            return True
-        return False
-
-    def remove_damaged(self, end: Message) -> None:
-        """Remove a blob that the worker found damaged, so that the next submission uploads it."""
-        if damaged := end.get("damaged"):
-            with contextlib.suppress(KineticError):
-                self._store.delete(layout.blob(damaged))
 
     def _put_pickle(self, key: str, message: Message, name: str) -> bool:
         """Store the pickle in a message, or in the file that it names; return False if it has

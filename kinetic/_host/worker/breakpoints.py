@@ -50,7 +50,7 @@ def set_up(channel: Channel, start: Start) -> None:
 def _refuse(wanted: str) -> None:
     """Make breakpoints raise an error. `wanted`: PYTHONBREAKPOINT, which may name a hook."""
     if wanted in ("", _PDB):
-        sys.breakpointhook = _refuse_breakpoint
+        sys.breakpointhook = functools.partial(_refuse_debugger, "breakpoint()")
     for module, words in _DEBUGGERS.items():
         replace = functools.partial(_replace_debugger, module, words)
         if module in sys.modules:
@@ -61,11 +61,6 @@ def _refuse(wanted: str) -> None:
 
 def _replace_debugger(module: str, words: str) -> None:
     setattr(sys.modules[module], "set_trace", functools.partial(_refuse_debugger, words))  # noqa: B010 - mypy forbids the assignment
-
-
-def _refuse_breakpoint(*args: Any, **kwargs: Any) -> NoReturn:
-    with hide_frames:
-        raise UsageError(f"breakpoint(): {ADVICE}")
 
 
 def _refuse_debugger(words: str, *args: Any, **kwargs: Any) -> NoReturn:

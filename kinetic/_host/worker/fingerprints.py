@@ -63,11 +63,10 @@ def record(channel: Channel, titles: Mapping[str, str], calls: int) -> None:
     """Note the programs of this call, and the inputs of this number of calls of each program;
     `titles` are titles of source without files, by file."""
     global _fingerprints
-    if _fingerprints is not None:
-        _fingerprints.begin_call(calls)
-        return
-    recorder = _fingerprints = Fingerprints(channel, titles, calls)
-    act_when_imported("jax._src.pjit", lambda: _install(recorder))
+    if _fingerprints is None:
+        recorder = _fingerprints = Fingerprints(channel, titles)
+        act_when_imported("jax._src.pjit", lambda: _install(recorder))
+    _fingerprints.begin_call(calls)
 
 
 def finish() -> None:
@@ -97,31 +96,29 @@ def _install(recorder: Fingerprints) -> None:
 
 
 class Fingerprints:
-    """Sends a note of each program over several processes, once.
+    """Sends a note of each program over several processes, once. Call `begin_call` first."""
 
-    Call `begin_call` before each further call of a session.
-    """
-
-    def __init__(self, channel: Channel, titles: Mapping[str, str], calls: int) -> None:
+    def __init__(self, channel: Channel, titles: Mapping[str, str]) -> None:
         self._channel = channel
         self._titles = titles
-        self._most_calls = calls
         self._lock = threading.Lock()
         self._notes: dict[str, ProgramNote] = {}
         """The note of each program, by its fingerprint."""
         self._calls: Counter[str] = Counter()
         self._outputs: deque[tuple[ProgramNote, list[Any]]] = deque(maxlen=_MOST_OUTPUTS)
         """Calls whose outputs are not there yet."""
-        self._number, self._before = 0, ""
+        self._number, self._before, self._most_calls = 0, "", 0
         self._thread = threading.local()
 
     def begin_call(self, calls: int) -> None:
-        """Count the programs of the next call, which may use all programs so far."""
-        self._most_calls = calls
+        """Count the programs of the next call, which may use all programs so far; compare this
+        number of calls of each."""
+        self._number, self._most_calls = 0, calls
         self._calls.clear()
         self._outputs.clear()
-        programs = "".join(sorted(self._notes))
-        self._number, self._before = 0, hashlib.sha256(programs.encode()).hexdigest()[:16]
+        if self._notes:
+            programs = "".join(sorted(self._notes))
+            self._before = hashlib.sha256(programs.encode()).hexdigest()[:16]
 
     def note_end(self, executable: Any, outputs: Sequence[Any] = ()) -> None:
         """Remember the outputs of a call that JAX has just dispatched, if it is compared."""
@@ -240,7 +237,6 @@ class Fingerprints:
             fingerprint=digest,
             name=lowering.strip_jit(computation._name),
             line=self._find_line(lowering.find_origin(jaxpr)[1]),
-            process=xla_bridge.process_index(),
             processes=() if everybody else tuple(processes),
             is_main=waits and _is_main_thread(),
             before=self._before,
@@ -268,16 +264,12 @@ class Fingerprints:
         text = computation.stablehlo().operation.get_asm(
             enable_debug_info=True, large_elements_limit=_MOST_ELEMENTS
         )
-        return pack_operations(
-            [
-                (
-                    " ".join(operation.rpartition("\n")[2].split()),
-                    self._shorten(origin.partition(" (")[0]),
-                )
-                for operation, origin in origins.read_operations(text)
-                if operation.strip(" )}\n")
-            ]
-        )
+        operations = []
+        for operation, origin in origins.read_operations(text):
+            if operation.strip(" )}\n"):
+                words = operation.rpartition("\n")[2].split()
+                operations.append((" ".join(words), self._shorten(origin.partition(" (")[0])))
+        return pack_operations(operations)
 
     def _find_line(self, origin: str) -> str:
         """Return the user's line that calls the program; in a thread of a library, the line of the

@@ -194,8 +194,11 @@ def enter(world: World, joins: bool | str, slices: ElasticSlices | None = None) 
             "kinetic: this host has no NVIDIA GPU, so JAX will compute on its processor.",
             file=sys.stderr,
         )
-    if "jax" in sys.modules:
-        _configure(world)
+    if "jax" in sys.modules:  # It has not read the new environment.
+        options = {"jax_enable_preemption_service": False, "jax_platforms": _platforms(world)}
+        joining.configure(options)
+        if world.simulated:
+            joining.configure({"jax_num_cpu_devices": world.devices})
 
     owner = os.getpid()  # A fork that imports JAX first does not join.
 
@@ -243,13 +246,6 @@ def set_options(options: Mapping[str, Any]) -> list[str]:
         except (AttributeError, TypeError, ValueError):  # The host has another version of JAX.
             refused.append(name)
     return refused
-
-
-def _configure(world: World) -> None:
-    """Set the options that an already imported JAX has not read from the new environment."""
-    joining.configure({"jax_enable_preemption_service": False, "jax_platforms": _platforms(world)})
-    if world.simulated:
-        joining.configure({"jax_num_cpu_devices": world.devices})
 
 
 def leave() -> None:
