@@ -180,12 +180,12 @@ def _describe_attempts(gang: GangPicture, goodput: GoodputReader) -> str:
     if len(gang.attempts) == 1:
         return ""
     lines = []
-    for attempt, each in zip(gang.attempts, goodput.attempts, strict=True):
+    for attempt, used in zip(gang.attempts, goodput.attempts, strict=True):
         ended, ready = attempt.ended_at, attempt.ready_at
         ran = f"after {text.duration(ended - ready)}" if ended and ready else ""
         words = f"{attempt.number}: {attempt.verdict or 'not ended'} {ran}".rstrip()
         lines += [f"{words}: {attempt.reason}" if attempt.reason else words]
-        if uses := each.describe(goodput.cost):
+        if uses := used.describe(goodput.cost):
             lines.append(f"   {uses}")
     return "\n".join(lines[-2 * _MOST_ATTEMPTS :])
 

@@ -41,14 +41,9 @@ class Duration(_FloatType):
         try:
             return parse_duration_s(value, may_be_zero=self._may_be_zero)
         except ValueError:
-            pass
-        try:
-            parse_duration_s(str(value).lstrip("-"), may_be_zero=True)
-        except ValueError:
+            least = "0 or more" if self._may_be_zero else "more than 0"
             units = "Write seconds, or a number and a unit: 30s, 5m, 2h, 1h30m, 7d."
-            self.fail(f"{value!r} is not a duration. {units}", param, ctx)
-        least = "0 or more" if self._may_be_zero else "more than 0"
-        self.fail(f"{value!r} is out of range: the duration must be {least}.", param, ctx)
+            self.fail(f"{value!r} is not a duration of {least}. {units}", param, ctx)
 
 
 class Assignment(_PairType):

@@ -10,7 +10,7 @@ import itertools
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from kinetic._client.board import text
 from kinetic.errors import KineticError
@@ -319,16 +319,17 @@ def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bo
 
     With `flush`, flush after each chunk.
     """
-    streams, anything = Streams(), False
+    sys.stdout.flush()
+    anything = False
     for chunk in chunks:
         if chunk is None:
             continue
         anything = True
-        streams.stdout(prefixer.add(chunk))
+        sys.stdout.buffer.write(prefixer.add(chunk))
         if flush:
-            streams.flush()
-    streams.stdout(prefixer.end())
-    streams.flush()
+            sys.stdout.flush()
+    sys.stdout.buffer.write(prefixer.end())
+    sys.stdout.flush()
     return anything
 
 
@@ -337,47 +338,16 @@ def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Pre
     it can be piped like a local program's."""
     from kinetic._core.log_format import STDERR
 
-    streams = Streams()
+    sys.stdout.flush()
     for chunk in chunks:
         if chunk is None:
             continue
-        if chunk.stream == STDERR:
-            streams.stderr(stderr.add(chunk))
-        else:
-            streams.stdout(stdout.add(chunk))
-            streams.flush()
-    streams.stdout(stdout.end())
-    streams.stderr(stderr.end())
-    streams.flush()
-
-
-class Streams:
-    """Writes log bytes unmodified to the buffers of stdout and stderr, or as text if they have no
-    buffer."""
-
-    def __init__(self) -> None:
-        sys.stdout.flush()
-        self._stdout: BinaryIO | None = getattr(sys.stdout, "buffer", None)
-        self._stderr: BinaryIO | None = getattr(sys.stderr, "buffer", None)
-
-    def stdout(self, data: bytes) -> None:
-        """Write to stdout, in order with text that was printed."""
-        if self._stdout is None:
-            sys.stdout.write(data.decode(errors="replace"))
-        else:
-            self._stdout.write(data)
-
-    def stderr(self, data: bytes) -> None:
-        """Write to stderr and flush it."""
-        if self._stderr is None:
-            sys.stderr.write(data.decode(errors="replace"))
-        else:
-            self._stderr.write(data)
-        sys.stderr.flush()
-
-    def flush(self) -> None:
-        """Flush stdout; stderr is never buffered."""
-        sys.stdout.flush()
+        stream, prefixer = (sys.stderr, stderr) if chunk.stream == STDERR else (sys.stdout, stdout)
+        stream.buffer.write(prefixer.add(chunk))
+        stream.flush()
+    for stream, prefixer in ((sys.stdout, stdout), (sys.stderr, stderr)):
+        stream.buffer.write(prefixer.end())
+        stream.flush()
 
 
 def silence_stdout() -> None:

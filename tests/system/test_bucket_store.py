@@ -39,10 +39,12 @@ def bucket(on_cluster, monkeypatch) -> Double:
 def command(*words) -> str:
     """Run a `kinetic` command in this process, because only this process knows the double's
     hosts."""
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+    printed = io.BytesIO()
+    out = io.TextIOWrapper(printed, encoding="utf-8", write_through=True)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         code = call(words)
-    assert code == 0, out.getvalue()
-    return out.getvalue()
+    assert code == 0, printed.getvalue().decode()
+    return printed.getvalue().decode()
 
 
 def train(steps):
