@@ -152,7 +152,8 @@ def list_members(wanted: Wanted, number: str) -> list[str]:
     return [f"{pool}/ns/{space}/sa/{account}" for space, account in accounts]
 
 
-_GPU_FAMILIES = {"h100": "H100", "h100-mega": "H100_MEGA", "h200": "H200", "b200": "B200"}
+_GPU_FAMILIES = ("h100", "h100-mega", "h200", "b200")
+"""The GPUs whose quota has families among its dimensions; the others have a metric each."""
 _TPU_FAMILIES = {
     "v3": "CT3",
     "v4": "CT4P",
@@ -172,26 +173,26 @@ def list_quotas(wanted: Wanted) -> Iterator[tuple[Topology, str, str]]:
         capacity = capacities.get(topology.name, usual)
         prefix = "" if capacity is Capacity.ON_DEMAND else "preemptible_"
         family = topology.family
+        gpu = f"nvidia_{family.replace('-', '_')}"
         if topology.kind == "cpu" or capacity is Capacity.RESERVATION:
             continue
         if topology.kind == "tpu":
             yield topology, f"{prefix}tpus_per_tpu_family", _TPU_FAMILIES[family]
         elif family in _GPU_FAMILIES:
-            yield topology, f"{prefix}gpus_per_gpu_family", f"NVIDIA_{_GPU_FAMILIES[family]}"
+            yield topology, f"{prefix}gpus_per_gpu_family", gpu.upper()
         else:
-            yield topology, f"{prefix}nvidia_{family.replace('-', '_')}_gpus", ""
+            yield topology, f"{prefix}{gpu}_gpus", ""
 
 
 def limit_of(buckets: Iterable[Document], region: str, family: str) -> float | None:
     """Return the limit that holds for a family in a region: the most specific one; None if there is
     none. -1 stands for no limit."""
-    best: tuple[int, float] | None = None
+    limits = []
     for bucket in buckets:
         values = set((bucket.get("dimensions") or {}).values())
-        fits = values <= {region, family} and (not family or family in values)
-        if fits and (best is None or len(values) > best[0]):
-            best = len(values), float(bucket.get("effectiveLimit") or 0)
-    return best[1] if best else None
+        if values <= {region, family} and (not family or family in values):
+            limits.append((len(values), float(bucket.get("effectiveLimit") or 0)))
+    return max(limits)[1] if limits else None
 
 
 def list_tpu_quotas() -> Iterator[tuple[str, str, str]]:

@@ -29,18 +29,14 @@ def check_installed(variables: Mapping[str, str]) -> None:
     """Refuse to make a cluster here without Docker and kind.
 
     Raises:
-        PreflightError: one of them is missing, or Docker does not run.
+        PreflightError: one of them is missing.
     """
-    path = variables.get("PATH")
-    if shutil.which("docker", path=path) is None:
-        raise PreflightError(
-            "A cluster on this machine needs Docker, which is not installed. Install Docker and "
-            f"kind ({_PAGE}); without a cluster, `kinetic run` simulates slices here."
-        )
-    if shutil.which("kind", path=path) is None:
-        raise PreflightError(
-            f"A cluster on this machine needs kind, which is not installed: {_PAGE}"
-        )
+    for name in ("Docker", "kind"):
+        if shutil.which(name.lower(), path=variables.get("PATH")) is None:
+            raise PreflightError(
+                f"A cluster on this machine needs {name}, which is not installed. Install Docker "
+                f"and kind ({_PAGE}); without a cluster, `kinetic run` simulates slices here."
+            )
 
 
 def make_config(wanted: Wanted, store: Path) -> Document:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from kinetic._clusters.bodies import RECORDS_DAYS
 from kinetic._clusters.difference import Action, Step
@@ -41,20 +42,18 @@ def describe(wanted: Wanted, steps: Sequence[Step], own: Mapping[str, float]) ->
 
 def list_steps(steps: Sequence[Step]) -> list[str]:
     """Return numbered lines; neighbouring objects of a cluster share one."""
-    rows: list[tuple[str, list[str]]] = []
-    for step in steps:
-        if step.action is Action.APPLY and rows and rows[-1][0] == "apply":
-            rows[-1][1].append(step.name)
-        elif step.action is Action.APPLY:
-            rows.append(("apply", [step.name]))
-        else:
-            rows.append((f"{step}{f': {step.detail}' if step.detail else ''}", []))
-    lines = []
-    for number, (text, names) in enumerate(rows, 1):
-        words = f"{text} {names[0]}" if len(names) == 1 else text
-        words = f"{text} {len(names)} objects" if len(names) > 1 else words
-        lines.append(f"{number:>3}. {words}")
-        lines += [f"       {name}" for name in names if len(names) > 1]
+    lines: list[str] = []
+    number = 1
+    for is_object, group in groupby(steps, lambda step: step.action is Action.APPLY):
+        members = list(group)
+        if is_object and len(members) > 1:
+            lines.append(f"{number:>3}. apply {len(members)} objects")
+            lines += [f"       {step.name}" for step in members]
+            number += 1
+            continue
+        for step in members:
+            lines.append(f"{number:>3}. {step}{f': {step.detail}' if step.detail else ''}")
+            number += 1
     return lines or ["Nothing is missing."]
 
 

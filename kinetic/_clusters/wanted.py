@@ -169,7 +169,7 @@ def choose_location(location: str, slices: Sequence[Topology], *, standard: bool
     """
     if location and not _LOCATION.fullmatch(location):
         raise UsageError(f"{location!r} is not a zone such as us-central1-a, nor a region.")
-    if location and standard and not zones.is_zone(location):
+    if location and standard and location == zones.region_of(location):
         raise UsageError(
             f"A Standard cluster needs a zone, such as {location}-a, because the machines of a "
             f"slice stand in one zone; got {location}."
@@ -188,7 +188,7 @@ def choose_location(location: str, slices: Sequence[Topology], *, standard: bool
             )
         location = common[0]
     for family in families:
-        if not zones.lies_in(location, zones.zones_of(family)):
+        if not any(zones.fits_location(location, zone) for zone in zones.zones_of(family)):
             raise PreflightError(
                 f"{location} has no {family}. Zones with {family}: "
                 f"{', '.join(zones.zones_of(family))} (Google's list of {zones.DATE}, "

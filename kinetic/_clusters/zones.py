@@ -25,11 +25,6 @@ def region_of(location: str) -> str:
     return "-".join(location.split("-")[:2])
 
 
-def is_zone(location: str) -> bool:
-    """True for "us-central1-a", false for "us-central1"."""
-    return location.count("-") == 2
-
-
 def zones_of(family: str) -> tuple[str, ...]:
     """Return the zones that have a family of TPUs; () if the table does not know."""
     return TPU_ZONES.get(family, ())
@@ -39,8 +34,3 @@ def fits_location(location: str, wanted: str) -> bool:
     """True if a cluster's location is the wanted zone or region, or the region of the zone, where
     Autopilot puts it, or a zone of the region; any fits ""."""
     return wanted in ("", location, region_of(location)) or region_of(wanted) == location
-
-
-def lies_in(location: str, zones: tuple[str, ...]) -> bool:
-    """True if a zone is one of these, or a region has one of them."""
-    return location in zones or location in map(region_of, zones)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 DOCUMENTS = json.loads(lzma.decompress(Path(__file__).with_name("discovery.json.xz").read_bytes()))
-COMMON = {"alt", "$alt", "prettyPrint", "fields", "key"}
-"""Query parameters of every method. `$alt` is what Google's own libraries send."""
+COMMON = {"alt", "prettyPrint", "fields", "key"}
+"""Query parameters of every method."""
 _TYPES = {"string": str, "boolean": bool, "array": list, "object": dict, "number": (int, float)}
 
 

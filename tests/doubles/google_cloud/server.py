@@ -203,7 +203,7 @@ class GoogleDouble:
             return 404, {"error": {"code": 404, "message": "Not Found"}}
         method, words = found
         query = parse_qs(parts.query, keep_blank_values=True)
-        document = json.loads(body) if body and body != b"{}" else None
+        document = json.loads(body) if body else None
         problems = [f"{method.id}: no parameter {n}" for n in query.keys() - method.query]
         if method.request.endswith("Request") and method.api == "container.v1":
             document, more = _parse(method.request, body)
@@ -438,8 +438,8 @@ class GoogleDouble:
 
 
 def _parse(kind: str, body: bytes) -> tuple[Document, list[str]]:
-    """Parse a request to GKE with google-cloud-container's own type. Return it with the names of
-    enumerations, which the library sends as numbers."""
+    """Parse a request to GKE with google-cloud-container's own type. Return it as GKE answers it,
+    without the fields that hold their default."""
     from google.cloud import container_v1
 
     message = getattr(container_v1, kind)
