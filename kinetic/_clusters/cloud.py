@@ -28,8 +28,6 @@ ADDRESSES = {
 _OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
 ENABLE_PAUSE_S, LONGEST_ENABLE_S = 10.0, 300.0
 """An API refuses for up to some minutes after it was enabled, as if it were not."""
-TRIES = 5
-_CONFLICTS = (409, 412)
 
 
 class Cloud:
@@ -158,19 +156,16 @@ class Cloud:
         return self.ask("GET", "storage", path, action=action, query=query)[1]
 
     def grant(self, bucket: str, role: str, member: str) -> None:
-        """Give a role on a bucket to a member; other changes of the policy are kept."""
+        """Give a role on a bucket to a member; other changes of the policy are kept.
+
+        Raises:
+            NameTaken: somebody else has just changed the policy.
+        """
+        policy = self._read_policy(bucket)
+        bindings = [*(policy.get("bindings") or ()), {"role": role, "members": [member]}]
+        body = policy | {"bindings": bindings, "version": 3}
         action = f"grant {role} on the bucket {bucket}"
-        for tries in range(1, TRIES + 1):
-            policy = self._read_policy(bucket)
-            bindings = [*(policy.get("bindings") or ()), {"role": role, "members": [member]}]
-            body = policy | {"bindings": bindings, "version": 3}
-            allowed = _CONFLICTS if tries < TRIES else ()
-            code, _ = self.ask(
-                "PUT", "storage", f"b/{bucket}/iam", body, action=action, allowed=allowed
-            )
-            if code not in _CONFLICTS:
-                return
-            time.sleep(POLL_S)
+        self.ask("PUT", "storage", f"b/{bucket}/iam", body, action=action)
 
     def remove_bucket(self, name: str) -> None:
         """Remove a bucket with all that is in it."""

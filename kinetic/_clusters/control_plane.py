@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 
@@ -12,9 +13,8 @@ from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.observed import JOB_LABEL
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, Resource
 from kinetic._clusters.objects import mark
-from kinetic._clusters.observed import APPLIED, Document, key_of
+from kinetic._clusters.observed import Document, key_of
 from kinetic._clusters.releases import Release
-from kinetic._clusters.wanted import LABEL
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError
 
 POLL_S = 3.0
@@ -56,22 +56,16 @@ class ControlPlane:
             self._kinds[key] = self._api.find_resource(*key)
         return self._kinds[key]
 
-    def read_objects(self, documents: Iterable[Document]) -> tuple[dict[str, str], frozenset[str]]:
-        """Return the digests of those objects that exist, and which of them are not ours."""
-        digests, foreign = {}, set()
+    def read_objects(self, documents: Iterable[Document]) -> dict[str, Document]:
+        """Return the metadata of those objects that exist."""
+        existing = {}
         for document in documents:
             meta = document["metadata"]
-            try:
+            with contextlib.suppress(NotFound, NotInstalled):
                 kind = self._find_kind(document)
-                existing = self._api.get(kind, meta["name"], namespace=meta.get("namespace"))
-            except (NotFound, NotInstalled):
-                continue
-            meta = existing.get("metadata") or {}
-            key = key_of(document)
-            digests[key] = str((meta.get("annotations") or {}).get(APPLIED) or "")
-            if (meta.get("labels") or {}).get(LABEL) != self._name:
-                foreign.add(key)
-        return digests, frozenset(foreign)
+                answer = self._api.get(kind, meta["name"], namespace=meta.get("namespace"))
+                existing[key_of(document)] = answer.get("metadata") or {}
+        return existing
 
     def apply(self, document: Document) -> None:
         """Apply an object. A kind that was defined just now, or whose webhook is starting, is tried

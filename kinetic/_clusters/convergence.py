@@ -118,8 +118,7 @@ def observe_objects(
         kind, _, plural = releases[name].definition.partition(" ")
         definition = {"apiVersion": "apiextensions.k8s.io/v1", "kind": kind}
         documents += [releases[name].marker, definition | {"metadata": {"name": plural}}]
-    digests, foreign = plane.read_objects(documents)
-    return replace(observed, caller=caller, objects=digests, foreign=foreign)
+    return replace(observed, caller=caller, objects=plane.read_objects(documents))
 
 
 @contextlib.contextmanager
@@ -153,7 +152,7 @@ def converge(
             steps = difference(wanted, observe(wanted, doors), doors.releases)
         if not steps:
             return
-        # If another command was faster, the next round decides whether its object is ours.
+        # If another command was faster, the next round decides what is still missing.
         with contextlib.suppress(NameTaken):
             carry_out(wanted, doors, steps, report)
         steps = None
@@ -177,6 +176,16 @@ def carry_out(
     if cluster is not None and cluster.get("endpoint"):
         with open_control_plane(wanted, cluster, doors) as plane:
             _fill(plane, inside, doors.releases, report)
+
+
+def remove(
+    wanted: Wanted,
+    doors: Doors,
+    decide: Callable[[Observed], list[Step]],
+    report: Callable[[str], None],
+) -> None:
+    """Remove what is still there, and still ours: a user may think about a question for an hour."""
+    carry_out(wanted, doors, decide(observe(wanted, doors, whole=False)), report)
 
 
 def _carry_out_step(wanted: Wanted, doors: Doors, step: Step) -> None:

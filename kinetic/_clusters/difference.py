@@ -187,7 +187,7 @@ def _create(wanted: Wanted, observed: Observed) -> Iterator[Step]:
         detail = f"{wanted.mode} in {wanted.location}"
         detail += f", one {machine} for GKE's own pods" if machine else ""
         yield Step(Action.CREATE_CLUSTER, wanted.name, detail, bodies.make_cluster(wanted, machine))
-    elif cluster.get("status") in BUSY and not observed.is_running:
+    elif cluster.get("status") in BUSY and not observed.caller:
         yield Step(Action.WAIT, wanted.name, str(cluster["status"]).lower())
     # The pool of identities comes with the first cluster: until then IAM refuses its members.
     for member in bodies.list_members(wanted, observed.number):
@@ -263,12 +263,11 @@ def _fill(wanted: Wanted, observed: Observed, releases: Mapping[str, Release]) -
     yield from _apply(wanted, observed, objects.make_access(wanted, observed.caller))
     for name in wanted.manifests:
         release = releases[name]
-        marker = key_of(release.marker)
-        is_foreign = release.definition in observed.foreign
-        if is_foreign or observed.objects.get(marker) == digest_of(release.marker, wanted):
-            continue
-        detail = f"{release.version} from {release.source}" if release.version else release.source
-        yield Step(Action.INSTALL, release.name, detail, {"release": name})
+        definition = observed.objects.get(release.definition)
+        is_foreign = definition is not None and not is_own(definition, wanted.name)
+        if not is_foreign and not _is_applied(wanted, observed, release.marker):
+            detail = f"{release.version} from {release.source}".removeprefix(" from ")
+            yield Step(Action.INSTALL, release.name, detail, {"release": name})
     yield from _apply(wanted, observed, objects.make_queue(wanted))
     yield from _apply(wanted, observed, objects.make_checkpoints(wanted))
 
@@ -284,18 +283,22 @@ def with_pools(wanted: Wanted, observed: Observed) -> Wanted:
     return replace(wanted, slices=(*wanted.slices, *more))
 
 
-def digest_of(document: Document, wanted: Wanted) -> str:
-    """Return the digest that an object has in the cluster after it was applied."""
-    return str(objects.mark(document, wanted.name)["metadata"]["annotations"][APPLIED])
+def _is_applied(wanted: Wanted, observed: Observed, document: Document) -> bool:
+    """True if an object is in the cluster as it would be applied. Somebody else's object of this
+    name serves as well, and stays as it is."""
+    existing = observed.objects.get(key_of(document))
+    if existing is None:
+        return False
+    applied = objects.mark(document, wanted.name)["metadata"]["annotations"][APPLIED]
+    digest = (existing.get("annotations") or {}).get(APPLIED)
+    return digest == applied or not is_own(existing, wanted.name)
 
 
 def _apply(wanted: Wanted, observed: Observed, documents: list[Document]) -> Iterator[Step]:
     for document in documents:
-        key = key_of(document)
-        if key in observed.foreign:
-            continue  # Somebody else's object of this name serves as well, and stays as it is.
-        if observed.objects.get(key) != digest_of(document, wanted):
-            yield Step(Action.APPLY, key, body=objects.mark(document, wanted.name))
+        if not _is_applied(wanted, observed, document):
+            body = objects.mark(document, wanted.name)
+            yield Step(Action.APPLY, key_of(document), body=body)
 
 
 def list_pool_removal(wanted: Wanted, observed: Observed, name: str) -> list[Step]:

@@ -35,10 +35,9 @@ class Observed:
         elsewhere: the other places that have a cluster of this name; they share the bucket.
         bucket: the bucket's document; None if there is none.
         members: the members of the bucket's role for objects.
-        objects: the digest of each object of the cluster that `up` asked for, by kind and name;
-            "" for one without a digest, missing if there is none.
-        foreign: the objects among them that have another label, or none.
-        caller: the cluster's name for the user; "" while there is no cluster.
+        objects: the metadata of each object of the cluster that `up` asked for, by kind and name;
+            missing if there is none.
+        caller: the cluster's name for the user; "" while no API server answers.
     """
 
     number: str = ""
@@ -49,15 +48,8 @@ class Observed:
     elsewhere: tuple[str, ...] = ()
     bucket: Document | None = None
     members: frozenset[str] = frozenset()
-    objects: Mapping[str, str] = field(default_factory=dict)
-    foreign: frozenset[str] = frozenset()
+    objects: Mapping[str, Document] = field(default_factory=dict)
     caller: str = ""
-
-    @property
-    def is_running(self) -> bool:
-        """True if the cluster's API server answers."""
-        status = (self.cluster or {}).get("status")
-        return status == "RUNNING" or (status == "RECONCILING" and bool(self.caller))
 
     def owns_bucket(self, name: str) -> bool:
         """True if the bucket has the label, and is of this project: names of buckets are global,
@@ -78,7 +70,8 @@ def mode_of(cluster: Document) -> Mode:
 
 
 def is_own(document: Document, name: str) -> bool:
-    """True if `up` made a cluster or bucket for this cluster's name."""
+    """True if `up` made a cluster, a bucket, or the object with this metadata, for this cluster's
+    name."""
     labels = document.get("resourceLabels") or document.get("labels") or {}
     return bool(labels.get(LABEL) == name)
 
@@ -91,35 +84,19 @@ def is_own_pool(pool: Document, name: str) -> bool:
 
 def slices_of(pool: Document) -> list[Topology]:
     """Return the slices for which a node pool has room: [] for machines without chips."""
-    config = pool.get("config") or {}
-    machine, shape = (
-        config.get("machineType"),
-        (pool.get("placementPolicy") or {}).get("tpuTopology"),
-    )
-    row = next(
-        (
-            row
-            for row in catalog_rows()
-            if row.machine_type == machine
-            and (row.shape_text == shape if shape else not row.multi_host)
-            and (row.kind == "tpu" or _has_gpus(config, row))
-        ),
-        None,
-    )
-    if row is None:
-        return []
-    topology = resolve(row.name, spot=bool(config.get("spot")))
-    scaling = pool.get("autoscaling") or {}
+    config, scaling = pool.get("config") or {}, pool.get("autoscaling") or {}
+    shape = (pool.get("placementPolicy") or {}).get("tpuTopology")
+    gpus = [
+        (gpu.get("acceleratorType"), int(gpu.get("acceleratorCount") or 0))
+        for gpu in config.get("accelerators") or ()
+    ]
     nodes = int(scaling.get("maxNodeCount") or pool.get("initialNodeCount") or 0)
-    return [topology] * (nodes // topology.hosts)
-
-
-def _has_gpus(config: Document, row: Topology) -> bool:
-    return any(
-        a.get("acceleratorType") == row.gke_accelerator
-        and int(a.get("acceleratorCount") or 0) == row.chips
-        for a in config.get("accelerators") or ()
-    )
+    for row in catalog_rows():
+        has_chips = row.kind == "tpu" or (row.gke_accelerator, row.chips) in gpus
+        has_shape = row.shape_text == shape if shape else not row.multi_host
+        if row.machine_type == config.get("machineType") and has_chips and has_shape:
+            return [resolve(row.name, spot=bool(config.get("spot")))] * (nodes // row.hosts)
+    return []
 
 
 def key_of(document: Document) -> str:

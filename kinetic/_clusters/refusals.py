@@ -12,7 +12,7 @@ _CONSOLE = "https://console.cloud.google.com"
 
 
 class NameTaken(SubmitError):
-    """The object exists already: another process made it meanwhile, or another project owns it."""
+    """The object exists or has changed: another process was faster, or another project owns it."""
 
 
 class NotEnabled(PreflightError):

@@ -16,8 +16,6 @@ from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.values import dataclass
 
-COLUMNS = ("POOL", "ACCELERATOR", "CAPACITY", "NODES", "STATUS", "$ AN HOUR")
-
 
 @dataclass(frozen=True)
 class PoolState:
@@ -54,6 +52,8 @@ class PoolState:
 @dataclass(frozen=True)
 class ClusterState:
     """A cluster, its node pools, queues and quotas."""
+
+    COLUMNS = ("POOL", "ACCELERATOR", "CAPACITY", "NODES", "STATUS", "$ AN HOUR")
 
     wanted: Wanted
     cluster: Document

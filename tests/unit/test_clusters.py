@@ -18,12 +18,11 @@ from kinetic._clusters.difference import (
     SERVICES,
     Action,
     difference,
-    digest_of,
     list_pool_removal,
     list_remains,
     list_removals,
 )
-from kinetic._clusters.observed import Observed, key_of, slices_of
+from kinetic._clusters.observed import APPLIED, Observed, key_of, slices_of
 from kinetic._clusters.ray_cluster import make_ray_cluster
 from kinetic._clusters.refusals import explain, explain_operation
 from kinetic._clusters.releases import RELEASES
@@ -101,7 +100,7 @@ def complete(wanted, **more):
         cluster=cluster,
         bucket=bodies.make_bucket(wanted) | {"projectNumber": "123"},
         members=frozenset(bodies.list_members(wanted, "123")),
-        objects={key_of(document): digest_of(document, wanted) for document in documents},
+        objects={key_of(d): objects.mark(d, wanted.name)["metadata"] for d in documents},
         caller="ann",
         **more,
     )
@@ -165,7 +164,8 @@ def test_an_object_that_kinetic_renders_differently_now_is_applied_again():
     """A newer kinetic has another Role: its digest differs, so it is applied."""
     wanted = CASES["cpu-only"]
     whole = complete(wanted)
-    older = dict(whole.objects) | {"Role default/kinetic": "0123"}
+    role = whole.objects["Role default/kinetic"] | {"annotations": {APPLIED: "0123"}}
+    older = dict(whole.objects) | {"Role default/kinetic": role}
     (step,) = difference(wanted, replace(whole, objects=older))
     assert (step.action, step.name) == (Action.APPLY, "Role default/kinetic")
 
@@ -175,9 +175,9 @@ def test_objects_of_others_stay_as_they_are():
     changed."""
     wanted = CASES["cpu-only"]
     whole = complete(wanted)
-    foreign = frozenset({"ServiceAccount default/kinetic", RELEASES["jobset"].definition})
+    foreign = {"ServiceAccount default/kinetic": {}, RELEASES["jobset"].definition: {}}
     rest = {k: d for k, d in whole.objects.items() if "jobset" not in k}
-    assert difference(wanted, replace(whole, objects=rest, foreign=foreign)) == []
+    assert difference(wanted, replace(whole, objects=rest | foreign)) == []
 
 
 def test_a_cluster_that_starts_is_waited_for():

@@ -33,9 +33,9 @@ from kinetic.errors import NotFound, PreflightError, UsageError
 
 if TYPE_CHECKING:
     from kinetic._clusters.convergence import Doors
-    from kinetic._clusters.difference import Step
-    from kinetic._clusters.observed import Document, Observed
+    from kinetic._clusters.observed import Document
     from kinetic._clusters.releases import Release
+    from kinetic._clusters.status import ClusterState
 
 F = TypeVar("F", bound=Callable[..., Any])
 Options = Mapping[str, Any]
@@ -380,23 +380,6 @@ def _require(wanted: Wanted, cluster: Document | None) -> Document:
     return cluster
 
 
-def _remove(
-    wanted: Wanted,
-    doors: Doors,
-    decide: Callable[[Observed], list[Step]],
-    question: str,
-    *,
-    name: str,
-    yes: bool,
-) -> None:
-    """Ask, then remove what is still there: a user may think about the answer for an hour."""
-    from kinetic._clusters import convergence
-
-    _confirm(question, yes=yes, name=name)
-    steps = decide(convergence.observe(wanted, doors, whole=False))
-    convergence.carry_out(wanted, doors, steps, output.line)
-
-
 @click.command("down", help=_DOWN_HELP, short_help="Remove a cluster.")
 @_place_options
 @_flag("--force", help="Remove it although jobs run.")
@@ -434,12 +417,19 @@ def down(**options: Any) -> None:
             f"Nothing was removed, because jobs of {wanted.name} have not ended: "
             f"{', '.join(jobs)}. Cancel them with `kinetic jobs cancel`, or add --force."
         )
-    question = f"Remove {wanted.name}?"
-    _remove(wanted, doors, decide, question, name=wanted.name, yes=options["yes"])
+    _confirm(f"Remove {wanted.name}?", yes=options["yes"], name=wanted.name)
+    convergence.remove(wanted, doors, decide, output.line)
     stored = profiles.read(settings.profiles_file())
     for name in [n for n, v in stored.by_name.items() if v.get("cluster") == wanted.name]:
         output.line(f"The profile {name} names the cluster still: kinetic profile rm {name}")
     return None
+
+
+def _read_state(options: Options) -> ClusterState:
+    from kinetic._clusters.status import read_state
+
+    wanted, doors, cluster = _find(options)
+    return read_state(wanted, doors, _require(wanted, cluster), settings.load().prices)
 
 
 @click.command("status", help=_STATUS_HELP, short_help="Show a cluster and what it costs now.")
@@ -448,14 +438,12 @@ def down(**options: Any) -> None:
 def status(as_json: bool, **options: Any) -> None:
     """Print the state of a cluster."""
     from kinetic._client.board import text
-    from kinetic._clusters import status as states
 
-    wanted, doors, cluster = _find(options)
-    state = states.read_state(wanted, doors, _require(wanted, cluster), settings.load().prices)
+    state = _read_state(options)
     if as_json:
         return output.json_document(state.to_json())
     output.line(text.align_pairs(state.list_facts()) + "\n")
-    return output.table(states.COLUMNS, [row.cells for row in state.pools])
+    return output.table(state.COLUMNS, [row.cells for row in state.pools])
 
 
 # --- node pools
@@ -530,7 +518,8 @@ def remove_pool(name: str, **options: Any) -> None:
     output.line("\n".join(preview.list_steps(steps)))
     if not options["preview"]:
         question = f"Remove the node pool {name} of {wanted.name}? Jobs on it end."
-        _remove(wanted, doors, decide, question, name=name, yes=options["yes"])
+        _confirm(question, yes=options["yes"], name=name)
+        convergence.remove(wanted, doors, decide, output.line)
 
 
 @click.command("list", help=_LIST_HELP, short_help="List the node pools.")
@@ -538,15 +527,12 @@ def remove_pool(name: str, **options: Any) -> None:
 @json_option
 def list_pools(as_json: bool, **options: Any) -> None:
     """Print one line for each node pool."""
-    from kinetic._clusters import status as states
-
-    wanted, doors, cluster = _find(options)
-    state = states.read_state(wanted, doors, _require(wanted, cluster), settings.load().prices)
+    state = _read_state(options)
     if as_json:
         return output.json_document(state.to_json()["pools"])
-    if wanted.mode is Mode.AUTOPILOT:
-        output.notice(f"{wanted.name} is an Autopilot cluster: nodes come and go with jobs.")
-    return output.table(states.COLUMNS, [row.cells for row in state.pools])
+    if state.wanted.mode is Mode.AUTOPILOT:
+        output.notice(f"{state.wanted.name} is an Autopilot cluster: nodes come and go with jobs.")
+    return output.table(state.COLUMNS, [row.cells for row in state.pools])
 
 
 # --- init
