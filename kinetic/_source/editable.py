@@ -262,16 +262,22 @@ def _find_redirections() -> Iterator[tuple[str, str]]:
                 yield os.path.realpath(folder), f"{name}.py" if is_module else tail[0]
 
 
+def interpreter_folders() -> tuple[str, ...]:
+    """Return the folders of Python's own modules. If Python is installed below home, they could be
+    taken for the user's."""
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    return tuple(f"{os.path.realpath(prefix)}/lib/" for prefix in prefixes)
+
+
 def _is_source(folder: str, never: Collection[Path]) -> bool:
     """True if a folder may hold the caller's own modules: it has no installed packages, and none
     that every host has, such as kinetic."""
     names = folder.split(os.sep)
-    own = (os.path.realpath(f"{prefix}/lib") for prefix in (sys.prefix, sys.base_prefix))
     return (
         os.path.isdir(folder)
         and Path(folder) not in never
         and _INSTALLED.isdisjoint(names)
-        and not any(f"{folder}/".startswith(f"{lib}/") for lib in own)
+        and not f"{folder}/".startswith(interpreter_folders())
         and not _is_kinetic(folder)
         and not any(os.path.isfile(f"{folder}/{name}/__init__.py") for name in _HOST_PACKAGES)
     )

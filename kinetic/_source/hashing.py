@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from io import FileIO
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kinetic._source import manifest
 from kinetic._source.cache import Snapshot
 from kinetic._source.walk import FoundFile, Stamp, stamp_of
-from kinetic._store.files import CHUNK_BYTES, open_regular
+from kinetic._store.files import chunks, open_regular
 from kinetic._store.many import FILE_THREADS, at_once
 
 _TRIES = 3
@@ -101,10 +100,3 @@ def read(path: str) -> FileDigest:
         if size == before.st_size < after.st_size:
             break
     return FileDigest(digest.hexdigest(), size, ())
-
-
-def chunks(file: FileIO, size_bytes: int) -> Iterator[bytes]:
-    """Yield the next `size_bytes` of a file in chunks; fewer if the file ends early."""
-    while size_bytes > 0 and (chunk := file.read(min(size_bytes, CHUNK_BYTES))):
-        size_bytes -= len(chunk)
-        yield chunk

@@ -65,7 +65,7 @@ def of(
     """
     cwd = project.current_folder()
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
-    own = _interpreter_folders()
+    own = editable.interpreter_folders()
     tree = project.find_project(
         entry_dir(func, cwd),
         cwd=cwd,
@@ -121,13 +121,6 @@ def _find_companions(
     return Companions(tuple(places), never, tuple(exclude))
 
 
-def _interpreter_folders() -> tuple[str, ...]:
-    """Return the folders of Python's own modules. If Python is installed below home, they could be
-    taken for the user's."""
-    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
-    return tuple(f"{os.path.realpath(prefix)}/lib/" for prefix in prefixes)
-
-
 def _find_script(func: Callable[..., Any], tree: Project, cwd: Path) -> tuple[str, ...]:
     """Return the paths to send for a function outside any project: its file, modules of its folder,
     and files that the program's command line names."""
@@ -155,7 +148,7 @@ def _find_script(func: Callable[..., Any], tree: Project, cwd: Path) -> tuple[st
 
 def _list_loaded_files() -> list[str]:
     """Return the files of all loaded modules, without those of the interpreter and of kinetic."""
-    own = _interpreter_folders()
+    own = editable.interpreter_folders()
     files: list[str] = []
     for name, module in list(sys.modules.items()):
         # Use vars(): reading an attribute would load a lazy module.

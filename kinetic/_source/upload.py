@@ -31,7 +31,7 @@ from kinetic._core.values import dataclass
 from kinetic._source import cache, hashing, manifest, packs
 from kinetic._source.manifest import File
 from kinetic._store.base import Store
-from kinetic._store.files import CHUNK_BYTES, open_regular
+from kinetic._store.files import CHUNK_BYTES, chunks, open_regular
 from kinetic._store.many import FILE_THREADS, at_once, put_content, renew_many
 from kinetic.errors import CorruptRecord, StoreError
 
@@ -230,7 +230,7 @@ class _Upload:
 
         with TemporaryFile() as copy:
             digest = hashlib.sha256()
-            for chunk in hashing.chunks(source, os.fstat(source.fileno()).st_size):
+            for chunk in chunks(source, os.fstat(source.fileno()).st_size):
                 digest.update(chunk)
                 copy.write(chunk)
             now = file._replace(digest=digest.hexdigest(), size_bytes=copy.tell())
@@ -249,13 +249,13 @@ class _Upload:
             for file in same:
                 try:
                     with open_regular(self._bundle.path_on_disk(file.path)) as source:
-                        data = b"".join(hashing.chunks(source, file.size_bytes))
+                        data = b"".join(chunks(source, file.size_bytes))
                         if hashlib.sha256(data).hexdigest() == file.digest:
                             by_digest[file.digest] = data
                             break  # Other files with the same content need not be read.
                         source.seek(0)
                         size_bytes = os.fstat(source.fileno()).st_size
-                        data = b"".join(hashing.chunks(source, size_bytes))
+                        data = b"".join(chunks(source, size_bytes))
                 except OSError as error:
                     self._note_unreadable(file, error)
                     continue
@@ -374,7 +374,7 @@ def _read_verified(source: FileIO, file: File) -> Iterator[bytes]:
     discards what it has written."""
     digest = hashlib.sha256()
     try:
-        for chunk in hashing.chunks(source, file.size_bytes):
+        for chunk in chunks(source, file.size_bytes):
             digest.update(chunk)
             yield chunk
     except OSError as error:

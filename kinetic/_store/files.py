@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -81,9 +82,10 @@ def content(path: str | Path) -> bytes:
         return file.readall()
 
 
-def chunks(file: FileIO) -> Iterator[bytes]:
-    """Yield the content of an open file in pieces."""
-    while chunk := file.read(CHUNK_BYTES):
+def chunks(file: FileIO, most_bytes: int = sys.maxsize) -> Iterator[bytes]:
+    """Yield the content of an open file in pieces, `most_bytes` at most."""
+    while most_bytes > 0 and (chunk := file.read(min(most_bytes, CHUNK_BYTES))):
+        most_bytes -= len(chunk)
         yield chunk
 
 
