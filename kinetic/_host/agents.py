@@ -176,19 +176,17 @@ class Agents:
         processes.take_precedence()
         processes.adopt_orphans()
         if identity.stays:
-            return self._stay(identity, alive)
+            from kinetic._host.agent.attempt_loop import AttemptLoop
+
+            find_logs = functools.partial(log_files, store=self._store)
+            loop = AttemptLoop(identity, self._plan, self._store, logs=find_logs, alive_fd=alive)
+            return loop.run()
         # Forked before this process has threads: a fork copies the locks that they hold.
         worker = WorkerProcess(f"kinetic-worker {identity.job_id} host {identity.host}")
         from kinetic._host.agent.loop import Agent  # while the worker imports
 
         logs = log_files(identity, self._store)
         return Agent(identity, self._plan, self._store, worker, logs=logs, alive_fd=alive).run()
-
-    def _stay(self, identity: Identity, alive: int) -> int:
-        from kinetic._host.agent.attempt_loop import AttemptLoop
-
-        logs = functools.partial(log_files, store=self._store)
-        return AttemptLoop(identity, self._plan, self._store, logs=logs, alive_fd=alive).run()
 
     def await_signal(self, timeout_s: float) -> int | None:
         """Wait for SIGCHLD (a child died: call `dead`) or SIGTERM, which must both be blocked.

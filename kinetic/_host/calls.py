@@ -63,23 +63,21 @@ class CallQueue:
             records = get_many(self._store, wanted)
             if keys.outcome in records or keys.plan not in records:  # Ended, or removed.
                 self._store.delete(key)
-            elif keys.cancellation in records:
+                continue
+            if keys.cancellation in records:
                 self._refuse(key, job_id, Verdict.CANCELLED, CANCELLED_WAITING)
-            else:
-                try:
-                    plan = Plan.read(records[keys.plan])
-                except (CorruptRecord, UnsupportedVersion) as error:
-                    self._refuse(key, job_id, Verdict.FAILED, str(error))
-                else:
-                    begun = events.parse(records.get(keys.events, b""))
-                    if (lost := self._judge_begun(plan, begun)) is not None:
-                        index.write_outcome(self._store, job_id, lost, if_absent=True)
-                        self._store.delete(key)
-                        continue
-                    policy = make_policy(plan)
-                    return Call(
-                        key, plan, policy, Story(self._store, job_id, policy, hosts_per_slice)
-                    )
+                continue
+            try:
+                plan = Plan.read(records[keys.plan])
+            except (CorruptRecord, UnsupportedVersion) as error:
+                self._refuse(key, job_id, Verdict.FAILED, str(error))
+                continue
+            begun = events.parse(records.get(keys.events, b""))
+            if (lost := self._judge_begun(plan, begun)) is not None:
+                self._end(key, job_id, lost)
+                continue
+            policy = make_policy(plan)
+            return Call(key, plan, policy, Story(self._store, job_id, policy, hosts_per_slice))
         return None
 
     def _judge_begun(self, plan: Plan, begun: Sequence[events.GangEvent]) -> Outcome | None:
@@ -121,6 +119,8 @@ class CallQueue:
             yield key, layout.JobKeys.call_id_of(key)
 
     def _refuse(self, key: str, job_id: str, verdict: Verdict, reason: str) -> None:
-        outcome = Outcome(verdict, reason=reason, ended_at=time.time())
+        self._end(key, job_id, Outcome(verdict, reason=reason, ended_at=time.time()))
+
+    def _end(self, key: str, job_id: str, outcome: Outcome) -> None:
         index.write_outcome(self._store, job_id, outcome, if_absent=True)
         self._store.delete(key)

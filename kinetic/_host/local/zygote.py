@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from typing import NoReturn
 
 from kinetic._core import layout
 from kinetic._host import agents
@@ -52,7 +51,9 @@ def main() -> None:
     """Import, then serve until the caller has ended."""
     fd, *modules = sys.argv[1:]
     if not jaxworld.is_fork_safe() and interpreter.PLAIN not in sys.path:
-        _start_plainly()
+        # Restart without the user's sitecustomize, whose threads no fork would have.
+        paths = os.pathsep.join([interpreter.PLAIN, os.environ["PYTHONPATH"]])
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONPATH": paths})
     caller = socket.socket(fileno=int(fd))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors need not be reaped.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -63,13 +64,6 @@ def main() -> None:
         names = ", ".join(modules) or "the modules of .pth files"
         sys.exit(f"importing {names} started threads: a fork would not be safe")
     serve(caller, hurried=0 if modules else HURRIED)
-
-
-def _start_plainly() -> NoReturn:
-    """Restart this program without the user's sitecustomize, whose threads no fork would have:
-    workers run it themselves."""
-    paths = os.pathsep.join([interpreter.PLAIN, os.environ["PYTHONPATH"]])
-    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONPATH": paths})
 
 
 @contextlib.contextmanager
