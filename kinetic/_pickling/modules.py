@@ -133,13 +133,6 @@ def _list_uninstalled() -> Iterator[tuple[ModuleType, str]]:
             yield module, file
 
 
-def is_installed(module: ModuleType) -> bool:
-    """True if a module is part of Python, of kinetic, or of an installed package."""
-    file = getattr(module, "__file__", None)
-    is_ours = module.__name__.partition(".")[0] == "kinetic"
-    return is_ours or not isinstance(file, str) or _is_installed_file(file)
-
-
 def _is_installed_file(file: str) -> bool:
     return file.startswith(_list_installed_folders()) or any(part in file for part in _INSTALLED)
 
