@@ -45,6 +45,7 @@ SLOWER = 1.5
 MOST_SIGNALS = 256
 """Most descriptors that signal a job's end to have open: a process may open about 1000 files."""
 _NAMED = 5
+_BATCHES = "For the jobs of a batch, use its as_completed() method."
 FUTURE_INTERNALS = ("_condition", "_state", "_waiters")
 """The private attributes of a future that `concurrent.futures.wait` and `as_completed` use."""
 
@@ -424,15 +425,14 @@ def as_completed(handles: Iterable[J], timeout: Duration | None = None) -> Itera
     """
     if not isinstance(handles, Iterable):
         raise UsageTypeError(
-            "as_completed must be given a list of job handles; got "
-            f"{_name_kind(handles)}.{_hint_at_batch(handles)}"
+            f"as_completed must be given a list of job handles; got {a_type(handles)}. {_BATCHES}"
         )
     jobs = dict.fromkeys(handles)
     for index, job in enumerate(jobs):
         if not hasattr(job, "ending_fd"):
             raise UsageTypeError(
-                f"as_completed: handles[{index}] must be a job handle; got "
-                f"{_name_kind(job)}.{_hint_at_batch(job)}"
+                f"as_completed: handles[{index}] must be a job handle; got {a_type(job)}. "
+                f"{_BATCHES}"
             )
     return _yield_ended(list(jobs), None if timeout is None else patience_s(timeout))
 
@@ -477,19 +477,6 @@ def _yield_ended(jobs: list[J], limit_s: float | None) -> Iterator[J]:
 
 def _name_jobs(jobs: Iterable[AwaitedJob]) -> str:
     return name_some([job.ref.job_id for job in jobs], _NAMED)
-
-
-def _name_kind(value: object) -> str:
-    return "None" if value is None else a_type(value)
-
-
-def _hint_at_batch(value: object) -> str:
-    if value is None:
-        return (
-            " An input of a batch has no job until it is submitted: use the as_completed() method "
-            "of the batch."
-        )
-    return " For a batch, use its as_completed() method." if hasattr(value, "as_completed") else ""
 
 
 def call_back(fn: Callable[[Any], object], handle: Any, loop: AbstractEventLoop | None) -> None:

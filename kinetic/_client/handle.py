@@ -344,6 +344,16 @@ class JobHandle(Generic[R_co]):
         attempt: int | None = None,
     ) -> None: ...
 
+    @overload
+    def logs(
+        self,
+        follow: bool,
+        host: int = 0,
+        all_hosts: bool = False,
+        tail: int | None = None,
+        attempt: int | None = None,
+    ) -> str | None: ...
+
     @hide_frames
     def logs(
         self,

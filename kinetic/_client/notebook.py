@@ -156,21 +156,11 @@ class Progress:
         """Note below the drawing that it is no longer updated."""
         from html import escape  # not needed by scripts
 
-        drawn, words = (
-            self._draw(None),
-            f"{why}; running jobs keep running. This drawing is no longer updated.",
-        )
-        note = (
-            "<div "
-            f'style="font-family:system-ui,sans-serif;font-size:12px;opacity:.75">{escape(words)}</'
-            "div>"
-        )
-        self._show(
-            {
-                "text/html": drawn["text/html"] + note,
-                "text/plain": f"{drawn['text/plain']} · {words}",
-            }
-        )
+        drawn = self._draw(None)
+        style = "font-family:system-ui,sans-serif;font-size:12px;opacity:.75"
+        words = f"{why}; running jobs keep running. This drawing is no longer updated."
+        html = f'{drawn["text/html"]}<div style="{style}">{escape(words)}</div>'
+        self._show({"text/html": html, "text/plain": f"{drawn['text/plain']} · {words}"})
 
     def _show_now(self, outcome: Outcome | None) -> None:
         now = self._clock()

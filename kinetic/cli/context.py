@@ -68,13 +68,6 @@ class AppContext(JobAccess):
             raise NotFound("There are no jobs yet.")
         return ref
 
-    def has_batch(self, group_id: str) -> bool:
-        """True if a batch with this id exists, even if it has no job yet."""
-        try:
-            return self.store.has(layout.GroupKeys(group_id).batch)
-        except KineticError:  # The id is not a valid key of the store.
-            return False
-
     def list_batch(self, text: str) -> list[JobRef]:
         """Return the jobs of the batch with this id, or of the only one whose id starts with it.
 
@@ -92,7 +85,10 @@ class AppContext(JobAccess):
                 f"{len(matches)} batch ids start with {text!r}: {', '.join(matches[:5])}. Type "
                 "more of the id."
             )
-        if not matches and not self.has_batch(text):
+        if not matches:
+            with contextlib.suppress(KineticError):  # The id may be no valid key of the store.
+                if self.store.has(layout.GroupKeys(text).batch):
+                    return []  # It has no job yet.
             raise NotFound(
                 f"The store {self.store.uri} has no batch {text!r}. `kinetic jobs list --all "
                 "--json` shows the batch of each job."

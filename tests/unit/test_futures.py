@@ -531,7 +531,7 @@ def test_waiting_for_many_can_end(source):
         (3, "must be given a list of job handles; got an int"),
         (
             [None],
-            r"handles\[0\] must be a job handle; got None. An input of a batch has no job",
+            r"handles\[0\] must be a job handle; got a NoneType. For the jobs of a batch",
         ),
         (["job-1"], r"handles\[0\] must be a job handle; got a str"),
     ],

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from kinetic._client.batch.inputs import InputState
 from kinetic._client.batch.run import BatchView
-from kinetic._client.handle import JobHandle
+from kinetic._core.failure import name_logs
 from kinetic.errors import BatchError, JobCancelled, KineticError, NotFound, SubmitError, text_of
 
 _NAMED = 5
@@ -57,7 +57,11 @@ def batch_error(
     lines += [f"  and {len(failed) - _NAMED} more"] if len(failed) > _NAMED else []
     first = next((job for index in blamed if (job := jobs[index]) is not None), None)
     if first is not None:
-        lines.append(f"More: {_logs_command(first)}, kinetic jobs list --group {batch.group_id}")
+        outcome = None
+        with contextlib.suppress(KineticError):
+            outcome = first.outcome()
+        host = 0 if outcome is None or outcome.first is None else outcome.first.host
+        lines.append(f"{name_logs(first.job_id, host)}, kinetic jobs list --group {batch.group_id}")
     title = (
         f"{len(failed)} of {len(values)} inputs of {batch.name or 'the batch'} "
         f"({batch.group_id}) {'has' if len(failed) == 1 else 'have'} no result:"
@@ -80,12 +84,3 @@ def describe_unsubmitted(failures: Mapping[int, Exception]) -> str:
         return ""
     count = "1 input" if len(failures) == 1 else f"{len(failures):,} inputs"
     return f"{count} without a job. {text_of(failures[min(failures)])}"
-
-
-def _logs_command(job: JobHandle[Any]) -> str:
-    """Return the command that prints the output of the host that failed first."""
-    with contextlib.suppress(KineticError):
-        outcome = job.outcome()
-        if outcome is not None and outcome.first is not None and outcome.first.host:
-            return f"kinetic jobs logs {job.job_id} --host {outcome.first.host}"
-    return f"kinetic jobs logs {job.job_id}"

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
@@ -108,10 +109,7 @@ class BatchHandle(Generic[R_co]):
 
     def status_counts(self) -> dict[str, int]:
         """Return the number of jobs by status."""
-        counts: dict[str, int] = {}
-        for _, status in self.statuses():
-            counts[str(status)] = counts.get(str(status), 0) + 1
-        return counts
+        return dict(Counter(str(status) for _, status in self.statuses()))
 
     def failures(self) -> list[JobHandle[R_co]]:
         """Return the jobs that failed or were cancelled, in the order of the inputs.
