@@ -153,7 +153,7 @@ def test_a_file_that_may_not_be_read_is_told_without_advice_about_the_store(
     def refuse(path: str) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("kinetic._store.files.content", refuse)
+    monkeypatch.setattr("kinetic._store.files.open_regular", refuse)
     assert world("checkpoint", "ls", where) == 1
     err = capsys.readouterr().err
     assert f"{where} cannot be read: Permission denied" in err
