@@ -4,7 +4,6 @@ difference is named."""
 
 from __future__ import annotations
 
-import statistics
 import time
 
 import measure
@@ -53,8 +52,8 @@ def train(*, differs: bool) -> tuple[float, float]:
     if differs:
         print(begun, flush=True)
     weights, value = step(weights, batch)
-    float(value)
     first = cpu_s() - before
+    float(value)
     for _ in range(FIRST_COMPARED):
         weights, value = step(weights, batch)
     float(value)
@@ -67,18 +66,14 @@ def train(*, differs: bool) -> tuple[float, float]:
 
 def main() -> None:
     with measure.home():
-        taken = {
-            compares: [
-                kinetic.run(**HOSTS, compare_programs=compares)(train)(differs=False)
-                for _ in range(RUNS)
-            ]
-            for compares in (True, False)
-        }
+        taken: dict[bool, list] = {True: [], False: []}
+        for _ in range(RUNS):
+            for compares, runs in taken.items():
+                job = kinetic.run(**HOSTS, compare_programs=compares)(train)
+                runs.append(job(differs=False))
         begun, event = name_difference()
-    own, bare = (
-        [statistics.median(column) for column in zip(*taken[compares], strict=True)]
-        for compares in (True, False)
-    )
+    # The least of several: other work on the machine only adds to processor time.
+    own, bare = (list(map(min, *runs)) for runs in taken.values())
     measure.heading("programs of 4 hosts (floor: compare_programs=False; CPU time)")
     measure.row(f"first call, {LAYERS} layers", own[0], bare[0], "<= 1.01x")
     measure.row("later call", own[1], bare[1], "1x")
