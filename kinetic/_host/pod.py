@@ -8,9 +8,11 @@ has no outcome lost its leader.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
+from functools import partial
 
 from kinetic._core import events, layout
 from kinetic._core.exits import ProgramCode
@@ -22,9 +24,12 @@ from kinetic._core.plan import Plan
 from kinetic._host import verdicts
 from kinetic._host.identity import Identity
 from kinetic._host.verdicts import Attempt
-from kinetic._store import attempts
+from kinetic._store import attempts, files
 from kinetic._store.base import Store
+from kinetic._system import processes
 from kinetic.errors import CoordinatorLost, NotFound
+
+_POLL_S = 0.2
 
 
 def take_up(plan: Plan, store: Store) -> AttemptPolicy | Attempt:
@@ -107,29 +112,52 @@ def attempt_of(identity: Identity, plan: Plan, store: Store) -> int:
     """
     job_id, retries = plan.job_id, plan.options.retries
     repeats = identity.restarts or (retries and attempts.find_newest(store, job_id) > 1)
-    return _ask_leader(identity, plan.limits.start_timeout_s) if repeats else 1
+    return _ask_in_child(identity, plan.limits.start_timeout_s) if repeats else 1
 
 
-def _ask_leader(identity: Identity, start_timeout_s: float) -> int:
+def _ask_in_child(identity: Identity, start_timeout_s: float) -> int:
+    """Return the attempt that host 0 leads. A child asks for it: gRPC starts threads, and agents
+    are forked from this process. SIGTERM ends both."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    own_pid, (answers, write_end) = os.getpid(), os.pipe()
+    if (child := processes.fork()) == 0:
+        processes.die_with_parent(own_pid)
+        processes.exit_with(partial(_ask_leader, identity, start_timeout_s, write_end))
+    os.close(write_end)
+    with open(answers) as file:
+        while not select.select([file], [], [], _POLL_S)[0]:
+            if signal.SIGTERM in signal.sigpending():
+                os._exit(128 + signal.SIGTERM)
+        answer = file.read()
+    os.waitpid(child, 0)
+    if not answer.isdecimal():
+        raise CoordinatorLost(answer or "The process that asks the leader has died.")
+    return int(answer)
+
+
+def _ask_leader(identity: Identity, start_timeout_s: float, answers: int) -> int:
     """Ask host 0 for the attempt, repeatedly: host 0's name resolves to the previous leader until
-    that has ended, and the previous leader refuses hosts of a later start."""
+    that has ended, and the previous leader refuses hosts of a later start. Write the attempt, or
+    why there is none."""
     from dataclasses import replace
 
     from kinetic._rpc.client import ControlClient
 
     give_up_at, reason = time.monotonic() + start_timeout_s, ""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # Also for gRPC's threads.
     while True:
-        if signal.SIGTERM in signal.sigpending():
-            os._exit(128 + signal.SIGTERM)
         try:
             with ControlClient(replace(identity.endpoint, attempt=0)) as client:
-                return int(client.snapshot()["attempt"])
+                answer = str(client.snapshot()["attempt"])
+                break
         except CoordinatorLost as error:
+            answer = str(error)
             if time.monotonic() >= give_up_at:
-                raise
-            if str(error) != reason:
-                reason = str(error)
+                break
+            if answer != reason:
+                reason = answer
                 sys.stderr.write(
                     f"kinetic.runner: host {identity.host} waits for its leader: {reason}\n"
                 )
+                sys.stderr.flush()
+    files.write_all(answers, answer.encode())
+    return 0

@@ -246,6 +246,8 @@ def test_a_restarted_pod_waits_for_the_leader_of_its_own_start(home, tmp_path):
         new = gang.start(1, output, KINETIC_POD_INDEX="1", KINETIC_RESTARTS="1")
         refused = "the leader belongs to restart 0, but the host to restart 1"
         wait_until(lambda: refused in output_file.read_text(), "it does not wait")
+        # gRPC's threads hold locks, which agents that are forked beside them would wait for.
+        assert len(os.listdir(f"/proc/{new.pid}/task")) == 1
         old.kill()
         old.wait()
         own = str(tmp_path / "another-pod")
