@@ -274,9 +274,9 @@ def test_hosts_that_wait_in_different_programs_are_named_with_their_lines():
 def test_inputs_of_further_calls_are_compared_by_their_number():
     """The hosts give the same batch at first, and another one in call 3; a repeated message, and a
     host that is a call behind, are no difference."""
-    note = replace(STEP, arguments=("i32[4]",), names=("batch",), inputs=("a",))
+    note = replace(STEP, arguments=("i32[4]",), names=("batch",), inputs=("f0",))
     watch = watch_of([note], [note])
-    for number, inputs in ((2, "b"), (3, "c")):
+    for number, inputs in ((2, "b"), (3, "f")):
         further = replace(note, number=number, call=number, inputs=(inputs,))
         watch.note(0, further, 1.0)
         watch.note(1, replace(further, inputs=(inputs * (number - 1),)), 1.0)
@@ -295,9 +295,11 @@ def test_inputs_of_further_calls_are_compared_by_their_number():
     [
         ("f32[] 0.3", "f32[] 0.12", "0.3 and 0.12"),
         ("f32[] 0.3", "f32[] nan", "0.3 and nan"),
-        ("f32[2] 1.0 0.3", "f32[2] 1.0 inf", "0.3 and inf"),
-        ("i32[] 3.0", "i32[] 4.0", "3.0 and 4.0"),
+        ("f32[2] 1.0 0.3", "f32[2] 1.00001 inf", "0.3 and inf"),
+        ("i32[] 30000", "i32[] 30001", "30000 and 30001"),
+        ("bf16[] 0.3", "bf16[] 0.31", "0.3 and 0.31"),
         ("f32[] 0.3", "f32[] 0.30001", ""),
+        ("bf16[] 0.3", "bf16[] 0.30001", ""),
         ("f32[2] nan -inf", "f32[2] nan -inf", ""),
         ("f32[] 0.3", "", ""),
     ],
@@ -311,7 +313,7 @@ def test_outputs_that_should_be_the_same_are_compared(here, there, both):
     assert watch.find_difference(9.0) is None
     sentence = "" if watch.values is None else watch.values.sentence
     opening = f"hosts 0 and 1 get different values for result[0] ({here.split()[0]}) of train_step "
-    assert sentence == (both and sentence)
+    assert bool(sentence) == bool(both)
     if both:
         assert sentence.startswith(f"{opening}at train.py:41 in call 2, which should be the same")
         assert f"on all hosts: {both}. " in sentence

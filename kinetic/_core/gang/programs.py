@@ -27,6 +27,8 @@ DONATED = " (donated)"
 """Ending of the type of an argument that its program may overwrite."""
 _MOST_SINGLY = 4
 _TOLERANCE = 1e-3
+_FLOATS = ("f", "bf")
+"""Openings of the names of floating-point types."""
 _MOST_TEXT = 80
 _VALUE = r"%\w+(#\d+)?,? ?"
 _CONSTANT = r"\bconstant\b"
@@ -165,8 +167,8 @@ class ProgramWatch:
             del self._values[call]
         for other, values in of_hosts.items():
             for at, pair in enumerate(zip(own, values, strict=False)):
-                if all(pair) and not _are_close(*pair):
-                    by_host = sorted(zip((host, other), pair, strict=True))
+                if all(pair) and (different := _find_difference(*pair)) is not None:
+                    by_host = sorted(zip((host, other), different, strict=True))
                     return _describe_values(note, at, *zip(*by_host, strict=True))
         return None
 
@@ -242,29 +244,33 @@ class ProgramWatch:
         )
 
 
-def _are_close(one: str, other: str) -> bool:
-    """True if two digests are equal, or all numbers nearly; some hardware rounds differently."""
-    (start, *numbers), (other_start, *others) = one.split(), other.split()
-    return start == other_start and all(
-        a == b or math.isclose(float(a), float(b), rel_tol=_TOLERANCE)
-        for a, b in zip(numbers, others, strict=True)
-    )
+def _find_difference(one: str, other: str) -> tuple[str, str] | None:
+    """Return the first numbers, or the digests, that differ. Hardware may round floating-point
+    numbers differently."""
+    (kind, *numbers), (_, *others) = one.split(), other.split()
+    if not numbers or len(numbers) != len(others):
+        return None if one == other else (one, other)
+    tolerance = _TOLERANCE if kind.startswith(_FLOATS) else 0.0
+    for a, b in zip(numbers, others, strict=True):
+        if a != b and not (tolerance and math.isclose(float(a), float(b), rel_tol=tolerance)):
+            return a, b
+    return None
 
 
 def _describe_values(
-    note: ProgramNote, at: int, hosts: tuple[int, ...], pair: tuple[str, ...]
+    note: ProgramNote, at: int, hosts: tuple[int, ...], values: tuple[str, ...]
 ) -> Difference:
-    """Return the difference of two hosts' values for the same argument or result."""
+    """Return the difference of two hosts' values for the same argument or result; of results, these
+    are numbers."""
     in_call = f" in call {note.call}" if note.call > 1 else ""
     names = note.results if note.outputs else note.names
     name = names[at] if at < len(names) else f"number {at}"
     if note.outputs:
-        (type_, *numbers), (_, *others) = (text.split() for text in pair)
-        both = next(two for two in zip(numbers, others, strict=True) if two[0] != two[1])
+        type_ = note.outputs[at].partition(" ")[0]
         sentence = (
             f"{_name_hosts(hosts)} get different values for {name} ({type_}) of {note.title}"
-            f"{in_call}, which should be the same on all hosts: {both[0]} and {both[1]}. An array "
-            "that counts as replicated differs between them: find it with "
+            f"{in_call}, which should be the same on all hosts: {values[0]} and {values[1]}. An "
+            "array that counts as replicated differs between them: find it with "
             "jax.experimental.multihost_utils.assert_equal."
         )
     else:

@@ -66,8 +66,9 @@ def start_message(
         limit_s=plan.limits.start_timeout_s,
         store=identity.store_uri if shares and not plan.has_single_controller else "",
     )
-    comparison = plan.options.compare_programs
-    compared_calls = _SIMULATED_CALLS if identity.simulated else 1
+    calls = {"inputs": sys.maxsize, False: 0}.get(
+        plan.options.compare_programs, _SIMULATED_CALLS if identity.simulated else 1
+    )
     return {
         "attempt": identity.attempt,
         "places": list(space.data.places),
@@ -92,7 +93,7 @@ def start_message(
         "debugger": debugging,
         "elastic": _elastic(plan),
         "programs": space.programs,
-        "compares": {"inputs": sys.maxsize, False: 0}.get(comparison, compared_calls),
+        "compares": calls if world.processes > 1 else 0,
         "keeps": identity.assignment is not None and identity.assignment.world > 0,
     }
 

@@ -227,19 +227,11 @@ def _watch_programs(channel: Channel, start: Start) -> None:
         from kinetic._host.worker import programs  # few jobs have `compile_check`
 
         programs.record(Path(start.programs), start.tree, start.env["KINETIC_ACCELERATOR"])
-    if start.compares and start.world.processes > 1:  # Last, because the above lowers, too.
+    if start.compares:  # Last, because the above lowers, too.
         from kinetic._host.worker import fingerprints
 
         titles = {cell["file"]: cell["title"] for cell in start.cells}
         fingerprints.record(channel, titles, start.compares)
-
-
-def compare_outputs(start: Start) -> None:
-    """Send what the last programs have returned to the comparison of all hosts."""
-    if start.compares and start.world.processes > 1:
-        from kinetic._host.worker import fingerprints
-
-        fingerprints.finish()
 
 
 def _set_jax_options(start: Start) -> None:

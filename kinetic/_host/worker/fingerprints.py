@@ -69,11 +69,12 @@ def record(channel: Channel, titles: Mapping[str, str], calls: int) -> None:
     _fingerprints.begin_call(calls)
 
 
-def finish() -> None:
-    """Send the outputs of the last programs, as far as they are there."""
+def finish(*, waits: bool) -> None:
+    """Send the outputs of the last programs, as far as they are there; a host that prints no loss
+    returns before others, so wait for them a moment if `waits`."""
     if _fingerprints is not None:
         with contextlib.suppress(Exception):
-            _fingerprints.finish()
+            _fingerprints.finish(_FINISH_S if waits else 0.0)
 
 
 def _install(recorder: Fingerprints) -> None:
@@ -136,9 +137,9 @@ class Fingerprints:
             has_next = is_last and note.call < self._most_calls and any(note.inputs)
             self._thread.awaits = has_next or bool(self._outputs)
 
-    def finish(self) -> None:
-        """Send the outputs that are there soon: a host that prints no loss returns early."""
-        until = time.monotonic() + _FINISH_S
+    def finish(self, limit_s: float) -> None:
+        """Send the outputs that are there in time."""
+        until = time.monotonic() + limit_s
         while self._send_outputs() and time.monotonic() < until:
             time.sleep(_FINISH_S / 20)
 
@@ -371,8 +372,8 @@ def _read_numbers(array: Any) -> str:
     if array is None:
         return ""
     numbers = np.asarray(array.addressable_data(0)).ravel()
-    numbers = numbers[:: -(-len(numbers) // _MOST_NUMBERS)].astype(float).tolist()
-    return " ".join((_describe_type(array.aval, False), *map(repr, numbers)))
+    numbers = numbers[:: -(-len(numbers) // _MOST_NUMBERS)]
+    return " ".join((_describe_type(array.aval, False), *map(str, numbers.tolist())))
 
 
 def _describe_type(aval: Any, is_donated: bool) -> str:

@@ -133,7 +133,10 @@ def _serve(
     """Make the call, and send the message about its end; return the agent's reply. The message is
     sent before the interpreter winds down."""
     message = call if isinstance(call, dict) else forks.run(calling.run, channel, call, start)
-    attempt.compare_outputs(start)
+    if start.compares and message["event"] == Exit.RETURNED:
+        from kinetic._host.worker import fingerprints
+
+        fingerprints.finish(waits=not start.keeps)
     streams.flush()
     imports = libraries.list_imports(start, before)
     channel.send(message | compilation_cache.take_savings() | imports)

@@ -58,7 +58,8 @@ class Start(Record, called="The start message"):
         programs: folder for the programs that JAX compiles; "" keeps none.
         elastic: the slices, if one process has all of them and may lose some; else None.
         keeps: the process stays for the next call of its session.
-        compares: number of calls to compare of each program that several processes run together.
+        compares: number of calls to compare of each program that several processes run together; 0
+            for one process.
         packages: folder of packages that calls of a session add, if its worker reports what the
             call imports; else "".
     """
