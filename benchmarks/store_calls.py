@@ -127,7 +127,7 @@ class Nowhere:
     def render(self, plan: Plan) -> list[dict[str, object]]:
         return []
 
-    preflight = submit = lambda *_: None
+    preflight = submit = cleanup = lambda *_: None
 
 
 def in_a_bucket(project: Path, place: Path) -> None:
