@@ -38,8 +38,9 @@ from kinetic.errors import (
 )
 
 T = TypeVar("T")
-_TAIL_LINES = 60
-"""Number of last lines of output to read for an error message; it quotes only the useful ones."""
+_TAIL_LINES = 400
+"""Number of last lines of output to read for an error message, which quotes the useful ones: below
+the line that says why, a crash prints the frames of all threads."""
 _NOT_FOUND = re.compile(r"(?:(No module named)|No such file or directory:) '([^']+)'")
 _log = logging.getLogger("kinetic.collecting")
 

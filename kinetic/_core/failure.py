@@ -26,10 +26,13 @@ _NOT_PREPARED, _NOT_LOADED = (
 )
 """Prefixes of a host's detail that are cut off in the headline, which says the same."""
 _NOISE = re.compile(
-    r'^\s*File "[^"]*/kinetic/(?:_host|_system|runner)/|^\s*File "<frozen runpy>"|'
-    r"^Extension modules: "
+    r'^ *File "(?:[^"]*(?:/kinetic/(?:_host|_system|runner)|/(?:site|dist)-packages|/python3\.\d+)/'
+    r'[^"]*|<frozen [^"]*)", line \d+ in .*\n|^Extension modules: .*\n',
+    re.MULTILINE,
 )
-"""Lines of Python's fault handler about the runner's own frames; left out of a crash's output."""
+"""Lines of Python's fault handler about frames of the runner and of libraries, which in a crash of
+JAX are hundreds, below the line that says why."""
+_IDLE_THREAD = re.compile(r"^Thread 0x\w+ .*\(most recent call first\):\n\n?(?! )", re.MULTILINE)
 _FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)$', re.MULTILINE)
 """A line of a traceback that names a file, or a cell of a notebook."""
 _GLOO_TIMEOUT = "Gloo context initialization failed: DEADLINE_EXCEEDED"
@@ -296,8 +299,9 @@ def _quote(evidence: Evidence, first: HostReport) -> list[str]:
 
 def last_lines(printed: str, host: int) -> str:
     """Return the last lines that a host printed, with a title; "" if it printed nothing but frames
-    of the runner."""
-    lines = [line[:400] for line in printed.rstrip().splitlines() if not _NOISE.search(line)]
+    of the runner and of libraries."""
+    text = _IDLE_THREAD.sub("", _NOISE.sub("", printed.rstrip() + "\n"))
+    lines = [line[:400] for line in text.rstrip().splitlines()]
     tail = _indent_lines("\n".join(lines[-_TAIL_LINES:]))
     return f"Last lines of host {host}:\n{tail}" if lines else ""
 

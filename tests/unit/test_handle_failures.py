@@ -218,6 +218,42 @@ def test_the_runners_own_frames_are_not_shown_of_a_crash(store, backend, job, ha
     assert "Extension" not in str(caught.value)
 
 
+def test_a_crash_in_a_library_shows_the_line_above_the_frames_of_all_threads(
+    store, backend, job, handle
+):
+    threads = [
+        f"Thread 0x{n:016x} (most recent call first):\n"
+        + "".join(
+            f'  File "/v/lib/python3.11/site-packages/grpc/x.py", line {line} in wait\n'
+            for line in range(8)
+        )
+        + '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n\n'
+        for n in range(10)
+    ]
+    output = (
+        "F0000 collective.cc:120] Check failed: x == y (1 vs. 2)\n"
+        "*** Check failure stack trace: ***\nFatal Python error: Aborted\n\n"
+        + "".join(threads)
+        + "Current thread 0x00007f74949e0b80 (most recent call first):\n"
+        + '  File "/v/lib/python3.11/site-packages/jax/api.py", line 9 in block\n' * 20
+        + '  File "/home/me/train.py", line 3 in train\n\n'
+        + "Extension modules: numpy (total: 14)\n"
+    )
+    backend.output = [chunk(output.encode(), host=1)]
+    put_outcome(store, job, HostReport(1, Exit.SIGNAL, "killed by SIGABRT", signal=6))
+    with pytest.raises(errors.HostLost) as caught:
+        handle.result()
+    quoted = str(caught.value).partition("Last lines of host 1:\n")[2]
+    assert quoted.splitlines()[:-1] == [
+        "  F0000 collective.cc:120] Check failed: x == y (1 vs. 2)",
+        "  *** Check failure stack trace: ***",
+        "  Fatal Python error: Aborted",
+        "  ",
+        "  Current thread 0x00007f74949e0b80 (most recent call first):",
+        '    File "/home/me/train.py", line 3 in train',
+    ]
+
+
 def test_a_cancelled_job_blames_nobody_at_length(store, backend, job, handle):
     backend.output = [chunk(b"step 1\n", host=1)]
     put_outcome(
