@@ -27,7 +27,8 @@ ten seconds, and the pause between two polls."""
 
 
 class ActivityWatch:
-    """Polls the hosts of the chosen jobs, or of all jobs. Ended jobs are not read again."""
+    """Reads the activity of the hosts of the chosen jobs, or of all jobs, once per `poll`. A job
+    that has ended is not read again."""
 
     def __init__(self, app: JobAccess, chosen: set[str]) -> None:
         self._app = app
@@ -48,7 +49,7 @@ class ActivityWatch:
 
     def poll_to_end(self, patience_s: float = ANSWER_S) -> list[HostLine]:
         """Poll until every leader on a cluster has answered, or `patience_s` seconds have passed.
-        Return the last lines."""
+        Return the lines of the last poll."""
         give_up_at = time.monotonic() + patience_s
         while True:
             lines = self.poll()
@@ -108,8 +109,8 @@ class ActivityWatch:
             return None
 
     def _ask_leader(self, ref: JobRef) -> dict[str, Any] | None:
-        """Return the last answer of a cluster job's leader, read from the store; None if the leader
-        has not answered yet."""
+        """Return the latest answer of the leader of a job on a cluster, read from the store; None
+        if the leader has not answered yet."""
         from kinetic._client import asking
 
         poll = self._polls.setdefault(ref.job_id, asking.ActivityPoll(self._app.store, ref))

@@ -53,7 +53,8 @@ def stacks(
 
 
 class ActivityPoll:
-    """Polls the activity of a running job's hosts: a read returns the last answer and asks anew."""
+    """Asks the leader of a running job what its hosts are doing. Each read returns the newest
+    answer and sends a new request."""
 
     def __init__(self, store: Store, ref: JobRef) -> None:
         self._store, self._ref = store, ref

@@ -151,7 +151,7 @@ class CompileProgress:
         self._due_s = _QUIET_S
 
     def __call__(self, waiting: Compiling | None) -> None:
-        """Show the compile that is running; None clears the line, for other output."""
+        """Show the running compile. None clears the line, so that other output can be printed."""
         if waiting is None:
             self._write("\r\033[K" if self._is_drawn else "")
             self._is_drawn = False

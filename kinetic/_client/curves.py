@@ -27,14 +27,14 @@ _ARROW_COLUMNS = 10
 
 
 class Curve(NamedTuple):
-    """A series, labelled with its job or host."""
+    """A series of values to draw, with its label: the job or the host."""
 
     label: str
     series: Series
 
     def points(self) -> tuple[list[float], list[float]]:
-        """Return the points to draw: steps, or seconds since the first value, and the values. NaN
-        and infinite values are left out."""
+        """Return the points to draw, as two lists: their steps (or the seconds since the first
+        value, if there are no steps) and their values. NaN and infinite values are left out."""
         series = self.series
         begin = 0.0 if series.has_steps else min(series.times, default=0.0)
         positions = series.steps if series.has_steps else [time - begin for time in series.times]
@@ -71,7 +71,7 @@ def draw_text(name: str, curves: Sequence[Curve], *, width: int, height: int, co
 
 
 def _widen(numbers: Iterable[float]) -> tuple[float, float]:
-    """Return the smallest and the largest number; if they are equal, move them apart."""
+    """Return the smallest and the largest number, moved apart if they are equal."""
     values = list(numbers)
     low, high = min(values), max(values)
     if high > low:

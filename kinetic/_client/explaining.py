@@ -149,7 +149,8 @@ def _find_suspects(attempt: AttemptPicture, outcome: Outcome | None) -> tuple[in
 
 
 def _find_notice(board: JobBoard, ref: JobRef, attempt: int) -> str:
-    """Return the leader's notice that hosts of a running attempt wait for others; "" for none."""
+    """Return the leader's notice that some hosts of a running attempt hold up the others; "" if
+    there is none."""
     notice = ""
     with contextlib.suppress(KineticError):
         for event in board.events(ref):
@@ -159,7 +160,8 @@ def _find_notice(board: JobBoard, ref: JobRef, attempt: int) -> str:
 
 
 def _describe_group(attempt: AttemptPicture, hosts: Sequence[int], reason: str) -> str:
-    """Return how hosts ended or what they do, without a detail that the job's reason has."""
+    """Return a line about hosts that ended in the same way, or do the same. The hosts' detail is
+    left out if `reason`, the job's reason, already contains it."""
     member = attempt.hosts[hosts[0]]
     detail = f": {member.detail.splitlines()[0]}" if member.detail.strip() else ""
     detail = "" if member.detail.rstrip(".") in reason else detail
@@ -167,7 +169,8 @@ def _describe_group(attempt: AttemptPicture, hosts: Sequence[int], reason: str) 
 
 
 def _describe_others(attempt: AttemptPicture, suspects: Sequence[int], reason: str) -> str:
-    """Return a line for each way in which the other hosts ended."""
+    """Return how the hosts that are not suspects ended: one line for each way, the largest groups
+    first."""
     groups: dict[tuple[object, str], list[int]] = {}
     for host, member in enumerate(attempt.members):
         if host not in suspects:
@@ -191,7 +194,7 @@ def _describe_attempts(gang: GangPicture, goodput: GoodputReader) -> str:
 
 
 def _describe_evictions(gang: GangPicture) -> str:
-    """Return which hosts were taken away, in each attempt."""
+    """Return which hosts were taken away by the cluster, for each attempt."""
     evicted = {
         attempt.number: hosts
         for attempt in gang.attempts
@@ -201,7 +204,7 @@ def _describe_evictions(gang: GangPicture) -> str:
 
 
 def _describe_memory(board: JobBoard, ref: JobRef, outcome: Outcome | None, host: int) -> str:
-    """Return the peak memory of the hosts, and the last memory of one host's devices."""
+    """Return the peak memory of the hosts, and the last memory reading of the devices of `host`."""
     reports = () if outcome is None else outcome.reports
     used = Counter({report.host: report.peak_rss_bytes for report in reports})
     last: dict[str, float] = {}
@@ -226,7 +229,7 @@ def _describe_memory(board: JobBoard, ref: JobRef, outcome: Outcome | None, host
 
 
 def _list_chip_logs(board: JobBoard, ref: JobRef, attempt: int, host: int) -> str:
-    """Return the logs of chips that a host kept, and where they are."""
+    """Return the chip logs that a host kept, and the folder that holds them."""
     key = layout.HostKeys(ref.job_id, attempt, host).chip_logs
     with contextlib.suppress(KineticError):
         if entries := list(board.store.entries(key)):
@@ -236,7 +239,8 @@ def _list_chip_logs(board: JobBoard, ref: JobRef, attempt: int, host: int) -> st
 
 
 def _list_advice(ref: JobRef, state: str, outcome: Outcome | None, *, stands: bool) -> list[str]:
-    """Return what to do next, most useful first."""
+    """Return advice on what to do next, most useful first. `stands` is true if the running job
+    stands still."""
     job_id = ref.job_id
     if outcome is None and stands:
         return [f"All stacks: kinetic jobs stacks {job_id}", "hang_timeout= ends a stalled job."]

@@ -42,7 +42,7 @@ EXPLAIN_EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class Tick:
-    """An event that says nothing new; it lets the caller check its deadline.
+    """An event without news, which lets the caller check its deadline.
 
     Attributes:
         fault: why the backend or the store cannot be read now; "" if it can.
@@ -60,7 +60,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A reason why the job does not run yet, if the reason has changed."""
+    """An event: the reason why the job does not run yet has changed."""
 
     reason: str
 
@@ -88,8 +88,8 @@ def follow(
     Promises: (1) with `follow`, exactly one `Finished`, as the last event; (2) a verdict even if
     the job's supervisor was killed; (3) an event at least every 0.1 s, so that the caller can check
     its deadline; (4) a broken stream resumes where it broke: no output is lost or repeated. If the
-    backend does not answer, `follow` retries while the job may run; without `request.follow`, and
-    for a remote store, it retries for half a minute.
+    backend does not answer, `follow` retries as long as the job may run. It gives up after half a
+    minute without `request.follow`, or if a remote store does not answer.
 
     Raises:
         BackendUnavailable, StoreError: retrying did not help.
@@ -112,8 +112,9 @@ def follow(
             outcome = board.outcome(ref)
             if outcome is not None and request.hosts == ():
                 break
-            # With a verdict, read once more at once: the stream may have ended just before the job.
-            # Without a verdict, pause first: the job has not started yet, or the stream broke.
+            # If there is a verdict, read once more at once: the stream may have ended just before
+            # the job. Without a verdict, pause first: the job has not started yet, or the stream
+            # broke.
             pause_s = PAUSE_S if outcome is None else 0.0
         except (BackendUnavailable, StoreError) as error:
             if not _may_pass(store, error):
@@ -150,8 +151,8 @@ def chunks(
     now: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogChunk | None]:
-    """Yield a job's output so far, or with `request.follow` until the job ends; None when there is
-    nothing new. `tell` is called with each reason why the job does not run yet.
+    """Yield a job's output so far, or with `request.follow` until the job ends; yield None when
+    there is nothing new. `tell` is called with each reason why the job does not run yet.
 
     Raises the errors of `follow`.
     """
@@ -172,7 +173,8 @@ def _check(store: Store, ref: JobRef, request: LogRequest) -> None:
 
 
 def _may_pass(store: Store, error: BackendUnavailable | StoreError) -> bool:
-    """True if a retry may help. It cannot for a local folder, a full store or a damaged record."""
+    """True if the failure may be temporary, so that a retry may help. Failures of a local folder, a
+    full store and a damaged record are not."""
     if isinstance(error, BackendUnavailable):
         return True
     lasting = isinstance(error, CorruptRecord | UnsupportedVersion | StoreFull)
@@ -212,7 +214,7 @@ class _OutputReading:
             self._request = replace(self._request, after=read)
 
     def count_failure(self, error: KineticError, now: float) -> float:
-        """Count a failure; return how many seconds to wait before the next stream."""
+        """Count a failure. Return the number of seconds to wait before opening the next stream."""
         if now - self._failed_at > QUIET_S:
             self._failures = 0
         self._failed_at = now
@@ -274,7 +276,8 @@ class StatusWatch:
         self._next_poll_at = -math.inf
 
     def __call__(self, outcome: Outcome | None = None) -> None:
-        """Poll the status if it is due, or take it from the verdict; report a change."""
+        """Read the status if a poll is due, or take it from the job's verdict `outcome`. If it is
+        new, pass it to the callback."""
         if self._on_status is None or (outcome is None and self._clock() < self._next_poll_at):
             return
         self._next_poll_at = self._clock() + POLL_EVERY_S

@@ -16,7 +16,7 @@ from kinetic.errors import KineticError
 
 
 class GoodputReader:
-    """Reads how the time of a job was spent; later reads take only what is new.
+    """Reads how the time of a job was used. Each read takes only the metrics that are new.
 
     Attributes:
         cost: the price of the job; None if it is unknown.
@@ -35,8 +35,13 @@ class GoodputReader:
         self.attempts: list[Goodput] = []
 
     def read(self, gang: GangPicture, until: float) -> None:
-        """Divide the time of the gang's attempts until now, or until the job ended. Metrics that
-        cannot be read are left out."""
+        """Compute how the time of each attempt was used so far. Metrics that cannot be read are
+        left out.
+
+        Args:
+            gang: the job's attempts and their hosts.
+            until: the time now, or the end of the job, in seconds since the epoch.
+        """
         with contextlib.suppress(KineticError):
             for chunk, parts in self._rows.read():
                 spans = self._spans.setdefault(chunk.end.attempt, [])
@@ -49,7 +54,8 @@ class GoodputReader:
         )
 
     def describe(self) -> str:
-        """Return the uses of the job's time for users; "" if no steps are recorded."""
+        """Return a text for users that says how the job's time was used; "" if no steps are
+        recorded."""
         return add_up(self.attempts).describe(self.cost)
 
     def to_json(self) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class JobHandle(Generic[R_co]):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the job's reference as a JSON object, for `from_dict`."""
+        """Return the job's reference as a JSON object, which `from_dict` reads."""
         return self.ref.attributes()
 
     def status(self) -> JobStatus:
@@ -310,8 +310,8 @@ class JobHandle(Generic[R_co]):
         return {"supervisor": running.supervisor, "agents": dict(running.agents)}
 
     def picture(self, outcome: Outcome | None = None) -> Picture:
-        """Return the job's current picture. Does not raise errors of the store or the backend: a
-        drawing must not end a wait."""
+        """Return the state of the job and its hosts for a drawing. Errors of the store or the
+        backend are not raised: a drawing must not end a wait."""
         from kinetic._client.board import drawing
 
         state, events = "unknown", list[GangEvent]()
@@ -598,8 +598,8 @@ class JobHandle(Generic[R_co]):
         return None if outcome.ok else self._make_error(outcome, is_printed=False)
 
     def future(self) -> Future[Any]:
-        """Return a `concurrent.futures.Future` of the job's value, which is done when the job ends.
-        `concurrent.futures.wait` and `as_completed` also accept the handle itself."""
+        """Return a `concurrent.futures.Future` of the job's value; it is done when the job has
+        ended. `concurrent.futures.wait` and `as_completed` also accept the handle itself."""
         if self._own_future is None or self._own_future.pid != os.getpid():
             self._own_future = futures.JobFuture(self)  # A forked process has its own watcher.
         return self._own_future
@@ -762,9 +762,9 @@ class JobHandle(Generic[R_co]):
         return self._collected[0]
 
     def free(self, outcome: Outcome, cleanup: bool | None, *, records: bool) -> None:
-        """Free the backend's resources of an ended job, as the `cleanup` argument of `result` says,
-        and with `records` remove its records. Errors are logged, so that the caller still gets the
-        value."""
+        """Free the backend's resources of an ended job, as the `cleanup` argument of `result` says.
+        With `records`, also remove the job's records. Errors are logged, so that the caller still
+        gets the value."""
         if not (not self.debug if cleanup is None else cleanup):
             return
         try:
@@ -779,8 +779,8 @@ class JobHandle(Generic[R_co]):
             )
 
     def remove(self, *, k8s: bool, gcs: bool) -> None:
-        """Remove an ended job's resources from the backend (`k8s`), its records from the store
-        (`gcs`)."""
+        """Remove an ended job: its resources on the backend if `k8s`, its records in the store if
+        `gcs`."""
         if k8s:
             self._backend.cleanup(self.ref)
         if gcs:

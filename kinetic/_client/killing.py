@@ -16,8 +16,8 @@ def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int,
     """Return the indices of the hosts to kill: all hosts of a slice, the `host`-th host of a slice,
     or without `slice` the `host`-th host of the job.
 
-    The machines of a single controller's slices do not run the function; their indices follow those
-    of the hosts.
+    A single controller's slices have machines that do not run the function; their indices follow
+    those of the hosts.
 
     Raises:
         UsageError: the slice or host does not exist, or neither was named.
@@ -40,8 +40,8 @@ def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int,
 
 
 def name_machines(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) -> str:
-    """Return "hosts 4-7", "hosts 4-7 of 8" with `of_all`, or "machines 0-3 of slice 1" for a single
-    controller's slices."""
+    """Return "hosts 4-7"; with `of_all`, "hosts 4-7 of 8"; for the slices of a single controller,
+    "machines 0-3 of slice 1"."""
     machines = [host - ref.hosts for host in hosts if host >= ref.hosts]
     if not machines:
         return name_of(hosts, ref.hosts) if of_all else name_hosts(hosts)

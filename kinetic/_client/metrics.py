@@ -34,7 +34,8 @@ class RowsReader:
         self._decoders: dict[tuple[int, int], RowDecoder] = {}
 
     def read(self) -> Iterator[tuple[LogChunk, list[Rows]]]:
-        """Yield each new chunk of a log with the rows that it completes. Does not wait for more.
+        """Yield each new chunk of a log, with the rows whose last byte is in it. Does not wait for
+        more.
 
         Raises:
             StoreError: the store does not answer.
@@ -47,14 +48,15 @@ class RowsReader:
                 yield chunk, self.take(chunk)
 
     def take(self, chunk: LogChunk) -> list[Rows]:
-        """Decode a chunk of a host's log; return the rows that it completes."""
+        """Decode a chunk of a host's log; return the rows whose last byte is in this chunk."""
         self._after[chunk.host] = chunk.end
         decoder = self._decoders.setdefault((chunk.end.attempt, chunk.host), RowDecoder())
         return decoder.feed(chunk.data)
 
 
 class MetricsReader(RowsReader):
-    """Reads the rows of `hosts` in one `attempt` into a `Recording`; None means all."""
+    """Records the rows that hosts have logged. `hosts` and `attempt` choose the hosts and the
+    attempt to read; None means all."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class MetricsReader(RowsReader):
         return any(has_rows)
 
     def take(self, chunk: LogChunk) -> list[Rows]:
-        """Record the rows that a chunk of a host's log completes, and return them."""
+        """Record and return the rows whose last byte is in this chunk of a host's log."""
         parts = super().take(chunk)
         for rows in parts:
             self.recording.add(chunk.host, chunk.end.attempt, rows)

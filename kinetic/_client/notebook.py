@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from kinetic._core.outcome import Outcome
 
 SHOWN_AFTER_S = 0.5
-"""Shorter waits show no drawing."""
+"""Nothing is drawn for waits shorter than this many seconds."""
 QUICK_S, CALM_S = 1.0, 5.0
-"""Seconds between two updates: in the first minute, and after it."""
+"""Seconds between two updates of the drawing: in the first minute, and after it."""
 _CALM_AFTER_S = 60.0
 
 
@@ -40,7 +40,8 @@ def add_magic() -> None:
 
 
 def kinetic_magic(line: str) -> None:
-    """Run later calls on a session: `%kinetic session NAME`, and `%kinetic session off` to undo."""
+    """Implement the magic: `%kinetic session NAME` runs later calls on this session, `%kinetic
+    session off` undoes that."""
     from IPython.core.error import UsageError
 
     from kinetic._client.board import console
@@ -89,7 +90,7 @@ def cell_title(file: str) -> str:
 def open_display(
     draw: Callable[[Outcome | None], Mapping[str, str]], clock: Callable[[], float]
 ) -> Progress | None:
-    """Return a display in the running cell; None outside of a notebook's main thread."""
+    """Return a drawing in the running cell; None if this thread is not a notebook's main thread."""
     if kernel_shell() is None or threading.current_thread() is not threading.main_thread():
         return None
     handle: Any = None
@@ -131,15 +132,16 @@ class Progress:
         self._last: Mapping[str, str] = {}
 
     def __call__(self, outcome: Outcome | None = None, *, over: bool = False) -> None:
-        """Update the drawing if an update is due. At the end, update it only if it was shown."""
+        """Update the drawing if an update is due. When the wait is over, or `outcome` gives the
+        verdict, update it only if it was ever shown."""
         now, over = self._clock(), over or outcome is not None
         if (not over and now < self._due) or (over and not self._last):
             return
         self._show_now(outcome)
 
     def before(self, output: bytes) -> None:
-        """Show the drawing now if `output`, such as a progress bar, does not end its line: shown
-        later, the drawing would split that line."""
+        """Show the drawing now if `output` does not end with a newline, as a progress bar does not:
+        a drawing shown later would split that line."""
         if not self._last and not output.endswith(b"\n"):
             self._show_now(None)
 
@@ -153,7 +155,7 @@ class Progress:
             )
 
     def _freeze(self, why: str) -> None:
-        """Note below the drawing that it is no longer updated."""
+        """Write below the drawing that it is no longer updated, because of `why`."""
         from html import escape  # not needed by scripts
 
         drawn = self._draw(None)

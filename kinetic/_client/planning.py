@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 _MB = 1_000_000
 STILL_NOTICE_S = 60.0
-"""Seconds for which all hosts stand still before the output names the host that holds them up."""
+"""When all hosts have stood still for this many seconds, the output names the host that holds up
+the others."""
 _LARGEST_SHOWN = 5
 SECRET_BYTES = 1_000_000
 """Limit for a job's secrets: a Kubernetes Secret holds 1 MiB, including keys that the gang adds."""
@@ -81,7 +82,7 @@ class Target:
     notice: str = ""
 
     def warm_up(self, options: Options) -> None:
-        """Let the backend start its slow preparations while the call is still being planned."""
+        """Tell the backend to start slow preparations while the call is still being planned."""
         from kinetic._backends.base import WarmUp
 
         if not isinstance(self.backend, WarmUp) or self.settings.preload == "off":
@@ -97,8 +98,8 @@ class Target:
 
 
 def target_of(options: Options, *, is_for_call: bool = True) -> Target:
-    """Return the target that settings and options select. The job of a session itself, which is no
-    call, never runs on a session."""
+    """Return the place, backend and store that settings and options select. A session's own job
+    passes `is_for_call=False`, since it never runs on another session."""
     from kinetic._backends import registry
     from kinetic._store.open import open_store
 
@@ -126,8 +127,8 @@ class EnteredSession(NamedTuple):
 
 
 _entered: list[EnteredSession] = []
-"""The sessions of open `with` blocks, the innermost last. All threads share them, because a pool of
-threads that makes the calls would otherwise run them elsewhere."""
+"""The sessions of open `with` blocks, the innermost last. All threads share them, because a program
+may make its calls in a pool of threads."""
 
 
 def enter_session(session: EnteredSession) -> None:
@@ -144,7 +145,7 @@ def _find_session(options: Options, settings: Settings, store: Store) -> JobRef 
     """Return the job of the session that a call runs on; None for no session.
 
     Raises:
-        NotFound: no session has the name that the option or the setting gives.
+        NotFound: the option or the setting names a session that does not exist.
     """
     if options.session is None and _entered:
         entered = _entered[-1]
@@ -166,7 +167,7 @@ def _find_session(options: Options, settings: Settings, store: Store) -> JobRef 
 
 
 def default_place(settings: Settings) -> Place:
-    """Return the place of a CPU job without options."""
+    """Return the place of a job on the CPU with default options."""
     from kinetic._backends import registry
     from kinetic._core.accelerators.resolve import resolve
 
@@ -174,7 +175,8 @@ def default_place(settings: Settings) -> Place:
 
 
 class BatchMember(NamedTuple):
-    """An input whose job is about to be submitted, with its batch and the batch's options."""
+    """A batch's input whose job is about to be submitted: its batch, its index and the batch's
+    options."""
 
     group_id: str
     number: int
@@ -189,7 +191,7 @@ batch_member: ContextVar[BatchMember | None] = ContextVar("kinetic_batch_member"
 
 @contextlib.contextmanager
 def member_of_batch(member: BatchMember) -> Iterator[None]:
-    """Make the first job that is submitted in the `with` block the job of a batch's input."""
+    """In the `with` block, the first submitted job becomes the job of this batch's input."""
     token = batch_member.set(member)
     try:
         yield
@@ -198,24 +200,24 @@ def member_of_batch(member: BatchMember) -> Iterator[None]:
 
 
 def batch_labels(group_id: str, index: int) -> dict[str, str]:
-    """Return the labels of the job of a batch's input."""
+    """Return the labels of the job that runs input `index` of a batch."""
     return {"group_id": group_id, "group_kind": "map", "group_index": str(index)}
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and the content to send with it. `plan_function` returns the part that all calls of a
-    function share, which has no payload; `with_call` adds one call.
+    """A plan, and the content to send with it. `plan_function` makes the part that all calls of a
+    function share, without a payload; `with_call` adds the payload of one call.
 
     Attributes:
         plan: everything that a host must know.
         payload: the pickled call, whose digest is in the plan.
         bundle: the source tree; None if nothing is sent.
-        secrets: values of the plan's secrets, which appear in no document.
+        secrets: the values of the plan's secrets, which are in no document.
         warnings: printed before the job is submitted.
-        function: the pickled function, if it is separate from the call.
+        function: the pickled function, if it is not part of the payload.
         data: each local `Data` of the plan with its content.
-        installed: files that pods install, by digest.
+        installed: content of the files that pods install, by digest.
         settings: the caller's settings.
         project: the function's project.
         captured: environment variables that travel in the payload.
@@ -266,8 +268,8 @@ class Planned:
     def with_call(
         self, packed: Packed, *, function: Packed | None = None, **changes: Any
     ) -> Planned:
-        """Return the plan of one call: `packed`, with its function if that is separate, its data,
-        and `changes` of the plan's fields.
+        """Return the plan of one call: its payload `packed`, its `function` if that is pickled
+        separately, its data, and new values for the plan's fields in `changes`.
 
         Raises:
             UsageError: the call's data cannot be read.
@@ -371,8 +373,8 @@ def plan_function(
     job_id: str | None = None,
     now: float | None = None,
 ) -> Planned:
-    """Plan what several calls of a function share; `calls` are the arguments of all calls, whose
-    data must not be sent with the source tree. See `plan_call` for the rest."""
+    """Plan the part that several calls of a function share. `calls` has the arguments of each call:
+    local `Data` in them is left out of the source tree. See `plan_call` for the other arguments."""
     if options.compile_check and place.is_cluster:
         raise UsageError(
             "compile_check= is for slices that are simulated on this machine, but this job goes to "
@@ -420,9 +422,9 @@ def plan_function(
 
 
 def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables that a job takes from the caller's environment: one dict for the
-    payload, one to send with the secrets. A captured variable is sent with the secrets if its name
-    looks secret, or if it takes effect when a process starts. Variables in `env=` are not
+    """Return the variables that a job takes from the caller's environment: first those for the
+    payload, then those to send with the secrets. A captured variable is sent with the secrets if
+    its name looks secret, or if it takes effect when a process starts. Variables in `env=` are not
     captured."""
     variables = configuration.variables()
     selected = environment.select_env_vars(options.capture_env_vars, variables)
@@ -446,7 +448,8 @@ def _check_secrets(secrets: Mapping[str, str], place: Place) -> None:
 
 
 def complete_options(options: Options, settings: Settings) -> Options:
-    """Add the settings that concern hosts to the options, where they apply to the job."""
+    """Return the options, completed with those settings that hosts need and that apply to the
+    job."""
     single = options.controller == "single"
     joins_slices = options.topology.kind == "tpu" and options.most_slices > 1 and not single
     return dataclasses.replace(
@@ -462,10 +465,10 @@ def complete_options(options: Options, settings: Settings) -> Options:
 
 
 def _estimate_cost(options: Options, settings: Settings, place: Place) -> Cost | None:
-    """Return the cost of all slices together; None if the price is unknown.
+    """Return the price of all slices together; None if it is unknown.
 
     Raises:
-        UsageError: the price is unknown, and `budget=` needs it.
+        UsageError: the price is unknown, and the option `budget=` needs it.
     """
     topology = options.topology
     price = prices.price_of(topology, settings.prices)
@@ -482,8 +485,8 @@ def _estimate_cost(options: Options, settings: Settings, place: Place) -> Cost |
 
 
 def _limit_cost(budget_usd: float | None, cost: Cost | None) -> tuple[float | None, str]:
-    """Return the seconds that all slices may run for this budget, and the budget's description for
-    users; None and "" without a budget."""
+    """Return the seconds for which all slices can run for this budget, and a text about the budget
+    for users; (None, "") without a budget."""
     if budget_usd is None or cost is None or cost.is_simulated or cost.usd_per_hour == 0:
         return None, ""
     text = f"budget of {prices.in_usd(budget_usd)} ({cost.rate})"
@@ -505,8 +508,8 @@ def _make_limits(options: Options, settings: Settings, cost: Cost | None) -> Lim
     )
     if not options.debug:
         return limits
-    # All hosts stand still at a breakpoint, so a debug job never counts as hung; and the wait for
-    # the debugger does not count towards the timeout.
+    # At a breakpoint all hosts stand still, so a debug job never counts as hung. The wait for the
+    # debugger does not count towards the timeout.
     timeout_s = None if limits.timeout_s is None else limits.timeout_s + limits.debug_wait_s
     return dataclasses.replace(limits, timeout_s=timeout_s, hang_timeout_s=None)
 
@@ -567,7 +570,7 @@ def _read_source(
 
 
 def _list_import_folders(project: Project) -> set[str]:
-    """Return the project's folders from which the caller imports."""
+    """Return the folders of the project that are on the caller's `sys.path`."""
     folders = (*project.sys_path_rel, project.entry_rel, *project.editable_rel)
     return {str(Path(project.root or "", rel)) for rel in folders}
 

@@ -50,7 +50,7 @@ class RemoteCallable(Generic[P, R_co]):
     """A function that `kinetic.run` has decorated: calling it runs it on an accelerator slice.
 
     A decorated method works as a method. For an async function, the value is the result of its
-    coroutine. Inside a job, it is the plain function: a call runs its body on that host.
+    coroutine. Inside a job it acts as the undecorated function: a call runs its body on that host.
 
     Example:
         ```python
@@ -90,8 +90,8 @@ class RemoteCallable(Generic[P, R_co]):
 
     @property
     def func(self) -> Callable[..., Any]:
-        """The undecorated function. If its module was reloaded (`%autoreload`, `importlib.reload`)
-        since it was decorated, the reloaded function."""
+        """The undecorated function. If its module was reloaded after decoration (`%autoreload`,
+        `importlib.reload`), the function from the reloaded module."""
         module: Any = sys.modules.get(self.__module__)
         if getattr(module, "__spec__", None) is self._module_spec or self.__module__ in origin.MAIN:
             return self._func

@@ -39,8 +39,8 @@ from kinetic.errors import (
 
 T = TypeVar("T")
 _TAIL_LINES = 400
-"""Number of last lines of output to read for an error message, which quotes the useful ones: below
-the line that says why, a crash prints the frames of all threads."""
+"""Number of last output lines to read for an error message, which quotes only the useful ones. In a
+crash, the stacks of all threads follow the line that says why."""
 _NOT_FOUND = re.compile(r"(?:(No module named)|No such file or directory:) '([^']+)'")
 _log = logging.getLogger("kinetic.collecting")
 
@@ -150,8 +150,8 @@ def error(
 
 
 def describe_files(of: str, outcomes: Iterable[Outcome]) -> str:
-    """Return the notice about files that functions wrote into their work folders, with the command
-    that fetches them; "" if there are none. `of` is the id of the job or batch."""
+    """Return the notice about files that functions wrote into their work folders, and the command
+    that fetches these files; "" if there are no files. `of` is the id of the job or batch."""
     reports = [r for outcome in outcomes for r in outcome.reports if r.written]
     if not reports:
         return ""
@@ -194,8 +194,8 @@ def _drop_edited(error: BaseException, trace: str) -> None:
 
 
 def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException, text: str) -> None:
-    """Add a note to the error if the caller's project has the file or module that a host did not
-    find. The last message of this kind in `text` names it."""
+    """If a host did not find a file or module that the caller's project has, add a note to the
+    error. The last message of this kind in `text` has the file's or module's name."""
     instead, names = "", []
     for is_module, name in _NOT_FOUND.findall(text)[-1:]:
         path = name.replace(".", "/") if is_module else name
@@ -255,7 +255,8 @@ def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
 
 
 def _project_folders(board: JobBoard, ref: JobRef) -> list[str]:
-    """Return those folders of the submitter's import path that exist, but are not on ours."""
+    """Return the existing folders of the submitter's import path that are missing in this process's
+    `sys.path`."""
     plan = board.plan(ref)
     if plan is None or not plan.client_root:
         return []
@@ -267,8 +268,8 @@ def _project_folders(board: JobBoard, ref: JobRef) -> list[str]:
 
 
 def stacks(outcome: Outcome) -> dict[int, str]:
-    """Return the Python stacks of a hung gang's hosts, `RETURNED` for hosts that had returned; {}
-    for any other gang."""
+    """Return the Python stacks of the hosts of a hung gang, by host; `RETURNED` for a host whose
+    function had returned. Return {} if the gang did not hang."""
     from kinetic._core.gang.blame import RETURNED
 
     if not any(r.stacks for r in outcome.reports):

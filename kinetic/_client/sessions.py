@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kinetic._store.base import Store
 
 _MOST_LOSSES = 1000
-"""Number of lost slices that end a session."""
+"""A session ends after this many lost slices."""
 _POLL_S = 0.2
 
 
@@ -45,16 +45,16 @@ class SessionStatus(NamedTuple):
     """The state of a session.
 
     Attributes:
-        name: its name.
-        job_id: id of its own job.
-        accelerator: the slices that it holds.
-        slices: their number.
-        state: state of its own job, or "UNKNOWN".
-        reason: why it is in this state; "" for none.
-        held_s: seconds for which all its hosts have been there, until it ended.
-        usd_per_hour: price of its slices; None if unknown. Simulated slices cost nothing.
+        name: the session's name.
+        job_id: the id of the session's own job, which holds the slices.
+        accelerator: the type of the held slices.
+        slices: the number of held slices.
+        state: the state of the session's own job, or "UNKNOWN".
+        reason: why the job is in this state; "" if there is no reason.
+        held_s: seconds for which all hosts have been up, until now or the end of the session.
+        usd_per_hour: price of the slices; None if unknown. Simulated slices cost nothing.
         cost_usd: cost so far, in US dollars; None if unknown.
-        calls: ids of the running call and of those that wait, in order.
+        calls: ids of the running call and of the waiting calls, in order.
     """
 
     name: str
@@ -137,13 +137,13 @@ class SessionHandle:
 
     @hide_frames
     def wait_until_ready(self, on_reason: Callable[[str], object] = lambda reason: None) -> None:
-        """Wait until all hosts of the session are there.
+        """Wait until all hosts of the session are up.
 
         Args:
-            on_reason: Called with each new reason for which the session still waits.
+            on_reason: Called with the reason why the session still waits, whenever it changes.
 
         Raises:
-            SubmitError: The session has ended before that.
+            SubmitError: The session ended before its hosts were up.
         """
         reason = ""
         while (standing := self._read_standing()).state == JobStatus.PENDING:
@@ -185,14 +185,15 @@ class SessionHandle:
         return f"{_name_slices(self._plan.options)}{price}"
 
     def describe_existence(self) -> str:
-        """Return a sentence for a caller who wants to start the session while it exists."""
+        """Return a sentence for a caller who asked to start a session that already exists."""
         return (
             f"The session {self.name} exists already ({self.job.job_id}), and keeps the options "
             "with which it was started."
         )
 
     def _has_options(self, wanted: Session, keep: object, budget_usd: float | None) -> bool:
-        """True if the session was started with these options, as far as they are not defaults."""
+        """True if the session was started with these options. Options with default values are
+        ignored."""
         terms, plan = self._terms, self._plan
         return (
             wanted.idle_timeout_s in (IDLE_S, terms.idle_timeout_s)
@@ -222,8 +223,8 @@ def session(
 ) -> SessionHandle:
     """Hold slices, so that one call after the other runs on them without waiting for machines.
 
-    If a session with this name is held already, return it. The call returns before the hosts are
-    there: calls wait for them.
+    If a session with this name is held already, return it. This function does not wait for the
+    hosts; calls do.
 
     Args:
         accelerator: Slice to hold, as for `kinetic.run`.
@@ -233,7 +234,7 @@ def session(
         options: Options of `kinetic.run` that concern machines and hosts: `slices`, `spot`,
             `budget`, `secrets`, `env`, `cluster`, `project`, `zone`, `namespace`, `queue`,
             `reservation`, `container_image`, `cpu`, `memory`, `start_timeout`, ...; with `keep`,
-            all calls are kept.
+            the workers of all calls stay for later calls.
 
     Raises:
         UsageError: An option is invalid, or the session with this name holds other slices.
@@ -289,8 +290,8 @@ def hold(
     max_lifetime: Duration = LIFETIME_S,
     **options: Any,
 ) -> tuple[SessionHandle, bool]:
-    """Return the session of `session`, and True if this call has started it. Raises the same
-    errors."""
+    """Find or start a session, as `session` does. Return its handle, and True if this call has
+    started it. Raises the errors of `session`."""
     from kinetic._config import settings
 
     if settings.on_host():
@@ -325,7 +326,7 @@ def _make_terms(name: str, idle_timeout: Duration, max_lifetime: Duration) -> Se
 
 
 def _find_live(store: Store, name: str, wanted: Options) -> SessionHandle | None:
-    """Return the session with this name if it has not ended, and nobody has stopped it."""
+    """Return the session with this name; None if it has ended or somebody has stopped it."""
     if (ref := sessions.find(store, name)) is None:
         return None
     try:
@@ -382,7 +383,7 @@ def _start(terms: Session, held: Options, target: Target) -> tuple[SessionHandle
 
 
 def _hold_slices() -> None:
-    """Stand in for the function of a session's own job, which runs none."""
+    """Do nothing: the plan of a session's own job needs a function, but the job runs none."""
 
 
 def open_handle(ref: JobRef, store: Store) -> SessionHandle:

@@ -41,8 +41,8 @@ def submit(
     *,
     on_sent: Callable[[Planned], None] | None = None,
 ) -> JobRef:
-    """Create a job and return its reference. Call `on_sent` with the plan as it was sent, since
-    files may have changed after planning.
+    """Create a job and return its reference. `on_sent` is called with the plan that was sent; it
+    differs from `planned` if files changed after planning.
 
     Promises: (1) all checks come before the first write; (2) the reference is written before the
     job is created, so that every job can be found; (3) on failure, the job's records are removed,
@@ -128,7 +128,7 @@ def _warn_once(warning: str) -> None:
 
 
 def with_image(plan: Plan, installed: Mapping[str, bytes], backend: Backend) -> Plan:
-    """Return the plan with the image of its hosts, built if necessary.
+    """Return the plan with the name of the hosts' image. Build the image if necessary.
 
     Raises:
         PreflightError: the image cannot be built.
@@ -191,7 +191,8 @@ def _most_bytes(planned: Planned) -> int:
 
 
 def _send_content(planned: Planned, store: Store) -> Planned:
-    """Send the content that the plan names. Return the plan with the trees as they were sent."""
+    """Send the content that the plan names. Return the plan that was sent: its source trees may
+    have changed since planning."""
     source, data = planned.bundle, planned.data
     sent_trees: dict[Tree, Tree] = {}
     if source is not None:
@@ -222,7 +223,8 @@ def _send_content(planned: Planned, store: Store) -> Planned:
 
 
 def _send(contents: Mapping[str, bytes], store: Store) -> None:
-    """Send the contents (by digest) that the store lacks; renew the others against pruning."""
+    """Send those contents (by digest) that the store lacks. Mark the others as used now, so that
+    pruning keeps them."""
     keys = {layout.blob(digest): data for digest, data in contents.items()}
     existing = many.renew_many(store, keys)
     absent = {key: data for key, data in keys.items() if key not in existing}

@@ -37,9 +37,9 @@ def error_of(view: BatchView, index: int) -> BaseException | None:
 def batch_error(
     view: BatchView, values: Mapping[int, Any], failed: Mapping[int, BaseException]
 ) -> BatchError:
-    """Return the error of a batch, if the inputs in `failed` have no value; `values` has an entry
-    for each input. Its cause is the first failed input's error, else that of a cancelled or skipped
-    input."""
+    """Return the error of a batch, `failed` has the errors of the inputs without a value, `values`
+    an entry for each input. Its cause is the first failed input's error, else that of a cancelled
+    or skipped input."""
     batch = view.records.batch
 
     def rank(index: int) -> tuple[int, int]:

@@ -54,7 +54,7 @@ class Batch(Record, called="The record of the batch"):
     Attributes:
         group_id: the batch's id, "grp-" and 8 hex digits.
         total: the number of inputs.
-        created_at: the time of its start, in seconds since the epoch.
+        created_at: the time of the batch's start, in seconds since the epoch.
         name: the batch's name for users.
         tags: the caller's notes.
     """
@@ -130,8 +130,9 @@ class Stamp(Record, called="The record of who submits the batch"):
 
 
 class SubmitterWatch:
-    """Judges whether the process that submits a batch is dead. A process on this machine is known
-    by its id; one elsewhere is dead once its stamp has stayed the same for `SILENT_S`."""
+    """Judges whether the process that submits a batch is dead. On this machine, its process id
+    tells. On another machine, the process counts as dead when its stamp has not changed for
+    `SILENT_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -237,10 +238,11 @@ class BatchRecords:
     # -- read by other processes -------------------------------------------------------------------
 
     def read(self, submitter: SubmitterWatch, entered: Collection[int] = ()) -> BatchReading:
-        """Read the state of all inputs but those in `entered`, which the caller has read before.
+        """Read the state of all inputs except those in `entered`, whose state the caller already
+        knows.
 
         The order of reads matters: first the submitting process, then the end, then references and
-        refusals. So if the process is dead or has ended the batch, all that it wrote is read.
+        refusals. If the process is dead or has ended the batch, this order reads all that it wrote.
         """
         is_dead, end = submitter.is_dead(self.read_stamp()), self._read_end()
         index_by_id = {

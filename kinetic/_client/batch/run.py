@@ -62,8 +62,9 @@ class BatchRules:
 
 
 class BatchView:
-    """The inputs of one batch, as this process knows them. The submitting process enters its own
-    changes; a process that attached to the batch reads them from the store (`AttachedView`).
+    """The inputs of one batch, as this process knows them. The submitting process enters the
+    changes itself; a process that attached to the batch uses `AttachedView`, which reads them from
+    the store.
 
     Attributes:
         states, handles: the state and the job of each input.
@@ -212,14 +213,15 @@ class BatchView:
 
     def wait_for_event(self, timeout_s: float, known_events: int) -> None:
         """Wait until there are more than `known_events` events, or `timeout_s` has passed. Call it
-        only inside `watch_jobs`; an error of watching is raised here."""
+        only inside `watch_jobs`. If watching has failed, raise its error."""
         with self.changes:
             self.changes.wait_for(lambda: self.events != known_events or self._broken, timeout_s)
             if self._broken is not None:
                 raise self._broken
 
     def catch_up(self, *, now: bool = False) -> None:
-        """Read other processes' changes, if due or `now`. Does nothing in the submitter."""
+        """Read what other processes have changed, if a read is due or `now` is true. Does nothing
+        in the submitting process."""
 
     def settle(self) -> None:
         """Read the verdicts of all running jobs in one call, and enter their ends."""
@@ -236,7 +238,7 @@ class BatchView:
 
 class AttachedView(BatchView):
     """The inputs of a batch that another process submits, or has submitted. Reads the records often
-    while new jobs appear, otherwise less and less often: at most `slowest_s` seconds apart."""
+    while new jobs appear, otherwise less and less often, up to every `slowest_s` seconds."""
 
     def __init__(
         self,
@@ -278,7 +280,7 @@ class AttachedView(BatchView):
         return InputState.WAITING in self.states
 
     def catch_up(self, *, now: bool = False) -> None:
-        """Read the changes in the records if a read is due, or at once with `now`."""
+        """Read what other processes have changed, if a read is due or `now` is true."""
         if not self._has_waiting or (not now and self._clock() < self._due):
             return
         entered = [index for index, own in enumerate(self.states) if own is not InputState.WAITING]
@@ -375,7 +377,8 @@ class BatchSubmitter:
             self._finish()
 
     def _step(self) -> bool:
-        """Submit one input, or wait for an event that may allow it. True if there is more to do."""
+        """Submit one input, or wait for an event that may allow the next submission. Return True if
+        there is more to do."""
         view, rules = self._view, self._view.rules
         with view.changes:
             known_events = view.events
@@ -484,8 +487,8 @@ class BatchSubmitter:
 
 
 class logged(contextlib.suppress):  # noqa: N801 - reads as a statement
-    """Suppresses errors of the store and the backends in the `with` block, and logs each error with
-    the text `failure` before it."""
+    """Suppresses errors of the store and the backends in the `with` block. Each error is logged
+    after the text `failure`."""
 
     def __init__(self, failure: str) -> None:
         super().__init__(KineticError, OSError)

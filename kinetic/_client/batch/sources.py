@@ -82,7 +82,7 @@ class PackagedCalls:
         return self._pickler.pack(call.args, call.kwargs)
 
     def submit(self, group_id: str, index: int) -> JobHandle[Any]:
-        """Pickle the arguments, unless `snapshot_inputs` has, and create the job."""
+        """Create the job. Pickle the arguments first, unless `snapshot_inputs` has done it."""
         backend, store = self._target.backend, self._target.store
         planned = self.plan_call(group_id, index)
         ref = submission.submit(planned, backend, store, on_sent=self._share_bundle)

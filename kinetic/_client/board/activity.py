@@ -15,13 +15,13 @@ from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 
 STILL_S = 5.0
-"""Shorter stalls are not shown."""
+"""Stalls shorter than this many seconds are not shown."""
 SILENT_S = 3.0
 _SAME_S = 0.3
-"""Reports less than this many seconds apart are the same report: hosts report every second."""
+"""Two reports less than this many seconds apart are the same report: hosts report every second."""
 SAVING = "saving"
 IDLE = "idle"
-"""The state of a running host that writes a checkpoint."""
+"""The state shown for a running host that is writing a checkpoint."""
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")
 
 RIGHT = ("SLICE", "HOST", "AGE", "CPU", "MEMORY", "LOG", "STILL")
@@ -44,8 +44,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class HostLine:
-    """The activity of one host. For a job without news of its hosts, only the fields of the job are
-    set.
+    """The activity of one host. If a job's hosts have not reported, its only line has just the
+    fields about the job.
 
     Attributes:
         ref: the job.
@@ -103,7 +103,8 @@ class HostLine:
 
 
 class _Used(NamedTuple):
-    """A report of a host's processor time, with the percentage used since the previous report."""
+    """A reported processor time of a host, with the percentage used since the host's previous
+    report."""
 
     cpu_s: float
     at: float
@@ -119,8 +120,9 @@ class Rates:
     def percent(
         self, key: tuple[object, ...], cpu_s: float, running_s: float, at: float
     ) -> float | None:
-        """Return a host's use of one processor in percent, since its last report or, for the first
-        one, since its function started, `running_s` ago. `at` is the time of this report."""
+        """Return how much of one processor a host has used, in percent. The time counted is that
+        since the host's previous report, or for the first report the `running_s` seconds since its
+        function started. `at` is the time of this report, in seconds."""
         before = self._reports.get(key)
         if before is None or cpu_s < before.cpu_s:  # A new attempt counts from zero.
             after = _Used(cpu_s, at, 100.0 * cpu_s / running_s if running_s > 0 else None)

@@ -80,8 +80,8 @@ def _write_text(stream: Any, text: str) -> None:
 
 
 def _write_all(raw: Any, data: bytes) -> None:
-    """Write all data, even if the stream is unbuffered and accepts only a part at a time, or is
-    non-blocking and accepts nothing at first."""
+    """Write all data. An unbuffered stream may accept only a part at a time; a non-blocking one may
+    accept nothing at first."""
     view = memoryview(data)
     while view:
         try:
@@ -121,8 +121,9 @@ def notice(text: str, *, repeat: bool = False) -> None:
 def print_last(
     interrupt: KeyboardInterrupt, text: str, is_over: Callable[[], bool] = lambda: False
 ) -> None:
-    """Print a text as the last line on stderr: after Python's traceback of the interrupt, or, if
-    the program catches the interrupt, when it exits, unless `is_over()` is true then."""
+    """Print a text as the last line on stderr: after Python's traceback of the interrupt. If the
+    program catches the interrupt, print the text when the program exits, unless `is_over()` returns
+    True then."""
     interrupt.add_note(text)
     atexit.register(_print_unless_shown, interrupt, text, is_over)
 
@@ -145,8 +146,8 @@ def describe_interrupted(job_id: str, *, ended: bool, has_value: bool) -> str:
 
 
 def describe_timeout(job_id: str, fault: str) -> str:
-    """Return the end of a timeout's message. `fault` is the error that hides the job's state; ""
-    for none."""
+    """Return the last part of a timeout's message. `fault` is the error because of which the job's
+    state is unknown; "" if the state is known."""
     state = "The job keeps running"
     if fault:
         state = f"It may still be running, but its state is unknown now ({fault.rstrip('.')})"

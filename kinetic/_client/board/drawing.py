@@ -23,7 +23,8 @@ from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 
 _DETAILED_HOSTS = 64
-"""Gangs up to this size are drawn with numbers and chips, larger gangs as a square per host."""
+"""Gangs with at most this many hosts are drawn with numbers and chips, larger gangs with one square
+per host."""
 _MOST_HOSTS = 1024
 _MOST_CHIPS = 16
 _WIDEST_ROW = 8

@@ -28,7 +28,7 @@ class Prefixer:
     _open_host: int | None = field(default=None, init=False)
 
     def add(self, chunk: LogChunk) -> bytes:
-        """Return the bytes to print for a chunk."""
+        """Return the chunk as bytes to print, with its prefixes."""
         if not (self.hosts or self.times) or not chunk.data:
             return chunk.data
         time = f"{_iso(chunk.time_ns)} " if self.times else ""

@@ -67,9 +67,10 @@ class JobBoard:
     ) -> dict[str, JobStanding]:
         """Return the states of jobs, by id. An error of one backend affects only its own jobs.
 
-        A job whose leader died is judged here. With `settles`, standings have whole verdicts, and
-        the backend's resources of jobs judged here are freed. A job that was never started counts
-        as failed, but gets a verdict only with `settles`, since its submission may still continue.
+        If a job's leader died, this call decides the verdict. With `settles`, each standing has its
+        whole verdict, and the backend's resources of the jobs decided here are freed. A job that
+        was never started counts as failed, but gets a verdict only with `settles`, since its
+        submission may still be going on.
         """
         standings = {} if settles else dict(self._find_listed(refs))
         unlisted = [ref for ref in refs if ref.job_id not in standings]
@@ -101,8 +102,8 @@ class JobBoard:
     def select(
         self, refs: Sequence[JobRef], limit: int | None, states: Collection[str] = ()
     ) -> tuple[list[tuple[JobRef, JobStanding]], bool]:
-        """Return the first `limit` jobs that are in one of `states` (or in any, if it is empty),
-        and whether there may be more. Reads page by page, only as far as necessary."""
+        """Return the first `limit` jobs whose state is in `states` (all jobs if `states` is empty),
+        and True if there may be more. Reads page by page, and stops as soon as it can."""
         page = len(refs) or 1 if limit is None else max(limit, _PAGE_SIZE) if states else limit
         selected: list[tuple[JobRef, JobStanding]] = []
         for begin in range(0, len(refs), page):
@@ -121,7 +122,8 @@ class JobBoard:
         return {job_id: each.outcome or each.error for job_id, each in standings.items()}
 
     def outcome(self, ref: JobRef) -> Outcome | None:
-        """Return the verdict on one job, explained by its backend; None while the job runs.
+        """Return the verdict on one job; None while the job runs. If a host was lost, the verdict
+        has the backend's explanation.
 
         Raises:
             NotFound: the job's records were removed.
@@ -138,7 +140,7 @@ class JobBoard:
         return verdicts.read_verdict(self.store, ref, self._now())
 
     def explain(self, ref: JobRef, outcome: Outcome) -> Outcome:
-        """Return a verdict with the backend's explanation of the first lost host."""
+        """Return the verdict, completed with the backend's explanation of the first lost host."""
         from kinetic._client.board import verdicts
 
         return verdicts.explain(self._backend_of(ref), self.store, ref, outcome, self._now())
@@ -154,7 +156,7 @@ class JobBoard:
             return []
 
     def gang(self, ref: JobRef, outcome: Outcome | None = None) -> GangPicture:
-        """Return the picture of a job's gang: its attempts and their hosts, from the job's events
+        """Return what is known of a job's gang: its attempts and their hosts, from the job's events
         and verdict. Events that cannot be read are left out."""
         from kinetic._core.gang.picture import picture_of
 
@@ -170,7 +172,7 @@ class JobBoard:
         return None
 
     def read_plan(self, ref: JobRef) -> Plan:
-        """Return a job's plan. Plans never change, so the last ones are cached.
+        """Return a job's plan. Plans never change, so the plans read last are cached.
 
         Raises:
             KineticError: the plan cannot be read.

@@ -12,7 +12,7 @@ from kinetic._client.board import console
 from kinetic._store.base import Store, Watchable
 
 WORTH_BYTES = 20_000_000
-"""Smaller uploads show no progress: they take no noticeable time."""
+"""Uploads smaller than this show no progress: they take no noticeable time."""
 _MB = 1_000_000
 _WIDTH = 24
 
@@ -20,7 +20,7 @@ _WIDTH = 24
 @contextmanager
 def show_progress(store: Store, most_bytes: int, stream: TextIO | None = None) -> Iterator[Store]:
     """Show the progress of uploads in the `with` block, on a terminal and for a remote store. The
-    block must send through the store that this yields.
+    block must send through the yielded store.
 
     Args:
         store: the store to send to.

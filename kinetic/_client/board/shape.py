@@ -61,12 +61,27 @@ def describe_shape(ref: JobRef, slices: int | tuple[int, int] = 1) -> str:
 
 
 def check_host(ref: JobRef, host: object) -> int:
-    """Return the index of a host; refuse one that the job does not have."""
+    """Check that the job has the host `host`; return its index.
+
+    Raises:
+        UsageError: the job has no such host.
+    """
     return check_index(ref, "host", host, ref.hosts)
 
 
 def check_index(ref: JobRef, noun: str, value: object, count: int, where: str = "") -> int:
-    """Return the index of a host or slice (`noun`); refuse one that is not below `count`."""
+    """Check that `value` is an index from 0 to `count` - 1; return it as an int.
+
+    Args:
+        ref: the job, for the error message.
+        noun: "host" or "slice", for the error message.
+        value: the index to check.
+        count: the number of hosts or slices.
+        where: text for the error message after the count, such as " of slice 1".
+
+    Raises:
+        UsageError: the index is not an integer, or out of range.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
         valid = f"{noun}s 0 to {count - 1}" if count > 1 else f"only {noun} 0"
         has = f"has {valid}{where}" if count != MANY else f"counts its {noun}s from 0"

@@ -73,8 +73,8 @@ class SpendingWatch:
         self._ended: dict[str, tuple[Cost, float] | None] = {}
 
     def read(self, jobs: Sequence[tuple[JobRef, JobStanding]]) -> Spending:
-        """Return the cost of these jobs. Running jobs need `started_at`, as `JobBoard.add_starts`
-        sets it."""
+        """Return the cost of these jobs. The standings of running jobs must have `started_at`,
+        which `JobBoard.add_starts` sets."""
         amounts = at_once(self._read_job, jobs, self._board.store.calls_at_once)
         costs = [(job[1], *amount) for job, amount in zip(jobs, amounts, strict=True) if amount]
         paid = [cost for cost in costs if not cost[1].is_simulated]

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _JOINERS = "\u200c\u200d"
-"""Characters that join letters and emoji: not printable for Python, but harmless."""
+"""Characters that join letters and emoji. Python calls them not printable, but they are
+harmless."""
 
 
 def age(seconds: float) -> str:

@@ -24,7 +24,7 @@ from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError
 
 _log = logging.getLogger("kinetic.following")
 KNOWN_FOR_S = 3600.0
-"""Seconds after a job's end in which its backend may still know why a host was lost."""
+"""For this many seconds after a job's end, its backend may still know why a host was lost."""
 
 
 def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
@@ -71,12 +71,13 @@ PlanOf = Callable[[JobRef], Plan | None]
 def judge_orphan(
     store: Store, ref: JobRef, plan_of: PlanOf, status: Status, now: float
 ) -> Outcome | None:
-    """Judge a job whose leader died, and store the verdict unless another process has. Return the
-    stored verdict; None, without writing anything, if the job was removed meanwhile."""
+    """Decide the verdict on a job whose leader died, and store it unless another process has
+    stored one. Return the stored verdict. If the job was removed meanwhile, write nothing and
+    return None."""
     if not store.has(layout.JobKeys(ref.job_id).ref):
         return None
     outcome = _decide_orphan(store, ref, plan_of, status, now)
-    # If the job's folder is removed at this moment, writing must not create it again.
+    # If another process is removing the job's folder, writing must not create it again.
     existing = as_existing(store)
     try:
         first = index.write_outcome(existing, ref.job_id, outcome, if_absent=True)
@@ -151,7 +152,7 @@ def _decide_orphan(
 
 
 def _read_stop(store: Store, ref: JobRef, attempt: int) -> str:
-    """Return why the leader had stopped an attempt before it died itself; "" if it had not."""
+    """Return why the leader was stopping the attempt when it died; "" if it was not stopping it."""
     with contextlib.suppress(NotFound, CorruptRecord):
         for event in events.parse(store.get(layout.JobKeys(ref.job_id).events)):
             if event.kind is EventKind.STOP and event.attempt == attempt:
@@ -176,8 +177,8 @@ def release(backend: Backend, ref: JobRef) -> None:
 
 
 def explain(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: float) -> Outcome:
-    """Return the verdict with the backend's explanation of the first lost host, and store it for
-    later callers: the backend forgets soon after a job's end."""
+    """Return the verdict, completed with the backend's explanation of the first lost host. Store it
+    for later callers, since the backend forgets the reason soon after a job's end."""
     first = outcome.first
     if outcome.explained or first is None:
         return outcome

@@ -72,7 +72,8 @@ def _load_plain_settings() -> tuple[Settings | None, str]:
 
 
 def _check_profiles() -> tuple[str, str | None]:
-    """Return the fault of the profiles ("" for none), and the name of the profile in use."""
+    """Return what is wrong with the profiles ("" if nothing is), and the name of the profile in
+    use."""
     try:
         saved, chosen = profiles.read(settings.profiles_file()), settings.chosen_profile()
         if chosen is not None:
@@ -83,8 +84,8 @@ def _check_profiles() -> tuple[str, str | None]:
 
 
 def _load_settings() -> Settings | None:
-    """Return the settings including the profile's; None if they have a fault, which
-    `_load_plain_settings` or `_check_profiles` reports."""
+    """Return the settings, including those of the profile. Return None if they are invalid:
+    `_load_plain_settings` or `_check_profiles` reports the fault."""
     try:
         return settings.load()
     except KineticError:

@@ -39,15 +39,16 @@ from kinetic.version import __version__
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)
 HOSTS_PER_CPU = 8
-"""Simulated hosts that share a processor well: 16 hosts on 2 processors start in about 2 s."""
+"""Number of simulated hosts that can share one processor well: on 2 processors, 16 hosts start in
+about 2 s."""
 LITTLE_BYTES = 1 << 30
 NOTHING_BYTES = 100 << 20
 _COMMON_HOSTS = 4
-"""A machine without memory for this many hosts, those of 16 v6e chips, gets a warning."""
+"""Warn if the machine lacks the memory for this many hosts, as many as 16 v6e chips have."""
 _OTHERS = 0o077
 _PACKAGES = ("jax", "keras")
 _UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) != 0)"
-"""Tries CLONE_NEWUSER and CLONE_NEWNS, in a process that ends at once."""
+"""A program that tries CLONE_NEWUSER and CLONE_NEWNS, in a process that ends at once."""
 _PATIENCE_S = 10.0
 
 
@@ -61,7 +62,7 @@ class Machine:
         versions: versions of packages, by name; None for a package that is not installed.
         available_bytes: memory available to new processes; None if unknown.
         cpus: processors that this process may use, within its quota; None if unknown.
-        namespaces: True if a user may create mount namespaces; None if unknown.
+        namespaces: True if users other than root may create mount namespaces; None if unknown.
         arch: the processor architecture, in Python's spelling.
         loopback_fault: why programs cannot connect over 127.0.0.1; "" if they can.
     """
@@ -148,7 +149,8 @@ def list_slices() -> dict[str, int]:
 
 
 def read_folder(path: Path) -> StoreFolder:
-    """Read the facts about the store's folder, or about its parent if it does not exist."""
+    """Read the facts about the store's folder. If it does not exist, read those about its
+    parent."""
     existing = next((p for p in (path, *path.parents) if p.exists()), path)
     free = None
     with contextlib.suppress(OSError):
@@ -287,8 +289,8 @@ def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
 
 
 def processors(machine: Machine, slices: Mapping[str, int]) -> Finding:
-    """Report which slices the processors run reasonably fast; `slices` has the number of hosts of
-    each slice, by name."""
+    """Report which simulated slices this machine's processors can run at a reasonable speed.
+    `slices` maps a slice's name to its number of hosts."""
     if machine.cpus is None:
         return ok("processors", "The number of processors is unknown.")
     text = f"{machine.cpus} processor{'s' if machine.cpus > 1 else ''}"
@@ -407,7 +409,7 @@ def zygote(machine: Machine, environ: dict[str, str], *, enabled: bool) -> Findi
 
 
 def configuration(settings_fault: str, profiles_fault: str, profile: str | None) -> list[Finding]:
-    """Report faults of settings and profiles; a fault is a message, "" for none."""
+    """Report faults of settings and profiles. Each fault is a message; "" if there is none."""
     findings = []
     if settings_fault:
         findings.append(
@@ -438,7 +440,7 @@ def configuration(settings_fault: str, profiles_fault: str, profile: str | None)
 
 def variables(misspelt: Mapping[str, str]) -> list[Finding]:
     """Warn of environment variables whose names look like misspelt settings. `misspelt` maps each
-    to the setting's variable."""
+    such name to the variable that was probably meant."""
     return [
         warn(
             "variables",
