@@ -25,14 +25,16 @@ from kinetic.errors import BackendUnavailable
 
 FILES_EVERY_S = 0.02
 POLL_SOON_S, POLL_LATE_S = 0.2, 0.5
-"""Seconds between polls of a store that is not a folder: while output arrives, and after a long
-silence. The process that writes the output pauses too, so a line may take longer."""
+"""Seconds between two polls of a store that is not a folder: while output arrives, and after a
+long silence. The process that writes the output also pauses between writes, which delays a line
+further."""
 TICK_S = 0.05
 ASK_EVERY_S = 1.0
 """Seconds between calls to a cluster while a job is followed; the store is polled more often."""
 
 Pause = Callable[[int], Iterator[None]]
-"""Waits before the next poll; yields None often. Its argument: the bytes read by the last poll."""
+"""Waits before the next poll, and yields None often meanwhile. The argument is the number of bytes
+that the last poll read."""
 Watch = Callable[[int, Sequence[int]], AbstractContextManager[Pause]]
 """Watches the output of an attempt's hosts, given the attempt's number and the hosts' indices."""
 AskStatus = Callable[[Sequence[JobRef]], Mapping[str, Status]]
@@ -56,7 +58,8 @@ class LogReader:
         self._at = offset
 
     def start_at_tail(self, lines: int) -> int:
-        """Start to read at the last `lines` existing lines; return how many there are."""
+        """Start to read at the last `lines` lines of the existing output; return the number of
+        lines found."""
         pieces: list[bytes] = []
         line_ends, end, is_end = 0, 0, not self._failures
         segments = self._log.read_back()
@@ -78,7 +81,8 @@ class LogReader:
         return self._chunk(STDOUT, 0, b"")
 
     def read(self, *, to_end: bool = False) -> Iterator[LogChunk]:
-        """Yield some of the new output, if there is any. `to_end`: the host has ended."""
+        """Yield the next part of the new output, if there is any. `to_end` is true if the host has
+        ended."""
         has_output = False
         while not has_output and (segments := self._log.read(self._at, to_end=to_end)):
             for segment in segments:
@@ -97,7 +101,7 @@ class LogReader:
 
 
 def _last_lines(data: bytes, lines: int) -> bytes:
-    """Return the last lines of the data, the very last one with or without a line end."""
+    """Return the last lines of the data. The very last one may lack its line end."""
     if lines <= 0:
         return b""
     at = len(data) - data.endswith(b"\n")
@@ -115,7 +119,7 @@ def read(
     has_ended: Callable[[], bool],
     watch: Watch | None = None,
 ) -> Iterator[LogChunk | None]:
-    """Yield the output so far or, when following, all of it until the job has ended.
+    """Yield the output so far; if `request.follow` is true, all output until the job has ended.
 
     Args:
         store: the store with the hosts' output.
@@ -172,7 +176,8 @@ def read(
 
 
 def _limit(chunks: Iterator[LogChunk], lines: dict[int, int] | None) -> Iterator[LogChunk]:
-    """Stop after `lines` of each host: later lines were written after the tail was measured."""
+    """Stop after `lines[host]` lines of each host: later lines were written after the start of the
+    tail was computed. None for no limit."""
     for chunk in chunks:
         if lines is None:
             yield chunk
@@ -190,9 +195,9 @@ def read_of_cluster(
     open_ending_fd: Callable[[], int | None] | None = None,
 ) -> Iterator[LogChunk | None]:
     """Read the output of a job on a cluster, like `read`. The job has ended if its verdict is
-    stored or `status` says so; `status` is called less often than the store is polled. The store is
-    polled at once when the descriptor that `open_ending_fd` returns becomes readable: calls on
-    sessions have one, and many of them end before the first question for the status."""
+    stored, or if `status` says so; `status` is called less often than the store is polled. A call
+    on a session often ends before the first call of `status`: `open_ending_fd` then returns a
+    descriptor, and the store is polled as soon as that becomes readable."""
     ask_at, failed = 0.0 if open_ending_fd is None else time.monotonic() + ASK_EVERY_S, False
 
     def has_ended() -> bool:
@@ -261,7 +266,7 @@ def _follow(
 
 
 def drain(readers: Sequence[LogReader], threads: int) -> Iterator[LogChunk]:
-    """Yield the output that is left to read after the hosts have ended."""
+    """Yield the output that has not been read yet, after the hosts have ended."""
     polls = [partial(reader.read, to_end=True) for reader in readers]
     has_more = True
     while has_more:
@@ -285,9 +290,9 @@ def _read_chunks(
 
 @contextlib.contextmanager
 def _poll(store: Store, ending_fd: int | None = None) -> Iterator[Pause]:
-    """Provide a function that waits between two polls: shorter while output arrives, longer for a
-    store that is not a folder, because each poll is a call over the network. One wait ends when
-    `ending_fd` becomes readable; it is closed at the end."""
+    """Yield a function that waits between two polls of the store. It waits longer while no output
+    arrives, and in a store that is not a folder, where each poll is a call over the network. When
+    `ending_fd` becomes readable, one wait ends early. The descriptor is closed at the end."""
     soon_s, late_s, tick_s = (POLL_SOON_S, POLL_LATE_S, TICK_S)
     if is_near(store):
         soon_s = late_s = tick_s = FILES_EVERY_S

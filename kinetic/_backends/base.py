@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class HostStatus:
-    """The status of one host. `exit` is set if the phase does not say how the host ended."""
+    """The status of one host. `exit` is set only if the phase does not say how the host ended."""
 
     host: int
     phase: JobStatus
@@ -31,7 +31,7 @@ class HostStatus:
     exit: Exit | None = None
 
     def as_report(self) -> HostReport:
-        """Return the report that a lost host could not write."""
+        """Return a report in place of the one that a lost host could not write."""
         from kinetic._core.exits import Exit  # not needed for lists of jobs
         from kinetic._core.outcome import HostReport
 
@@ -56,7 +56,7 @@ class Status:
 
     @property
     def why_waiting(self) -> str | None:
-        """The reason for waiting, like `Explains.why_waiting`: "" for a job that is about to be
+        """Why the job waits, as `Explains.why_waiting` returns it: "" for a job that is about to be
         created, None for a job that runs or has ended."""
         if self.phase is JobStatus.NOT_FOUND:
             return ""
@@ -118,7 +118,12 @@ class Backend(Protocol):
     name: str
 
     def preflight(self, plan: Plan) -> None:
-        """Check that the plan can run now."""
+        """Check that the plan can run now. Creates nothing.
+
+        Raises:
+            PreflightError: the plan cannot run; the message says why.
+            BackendUnavailable: the backend does not answer.
+        """
         ...
 
     def render(self, plan: Plan) -> list[Document]:
@@ -236,7 +241,7 @@ class Connection(Protocol):
         ...
 
     def end(self) -> None:
-        """End both directions, from any thread: a waiting read returns b"". Idempotent."""
+        """End both directions; any thread may call this. A waiting read returns b"". Idempotent."""
         ...
 
     def close(self) -> None:
@@ -249,7 +254,7 @@ class Tunnels(Protocol):
     """Optional: a backend that can reach a port of a host (the debugger)."""
 
     def connect(self, ref: JobRef, host: int | None, port: int) -> Connection:
-        """Connect to a port of the loopback address of a running host, or with None of the leader.
+        """Connect to a port of the loopback address of a running host; with None, of the leader.
 
         Raises:
             OSError: nothing listens on the port.
@@ -263,7 +268,7 @@ class Signals(Protocol):
 
     def ending_fd(self, ref: JobRef) -> int | None:
         """Return a descriptor that becomes readable when the job has ended; None if no process of
-        the job can be watched now. The caller closes the descriptor."""
+        the job can be watched at present. The caller closes the descriptor."""
         ...
 
 
@@ -300,29 +305,31 @@ class Explains(Protocol):
         ...
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """Return why a host was lost, as a sentence; "" if unknown, or no longer known."""
+        """Return why a host was lost, as a sentence; "" if the reason is unknown, or no longer
+        known."""
         ...
 
     def why_unready(self, ref: JobRef) -> str:
         """Return why some of a job's hosts never ran, as a sentence; "" if unknown. After the job
-        has ended, only a process that called `why_waiting` before the end may know."""
+        has ended, the reason may be known only in a process that called `why_waiting` before the
+        end."""
         ...
 
 
 @dataclass(frozen=True)
 class PoolRow:
-    """The machines of one kind that a place has now.
+    """The machines of one kind that a cluster has now.
 
     Attributes:
         name: the accelerator, as `accelerator=` takes it; "" if kinetic has no name for it.
-        kind: the place's own name for it: "tpu-v6e-slice", "TPU v6e-16".
+        kind: the cluster's own name for the machines: "tpu-v6e-slice", "TPU v6e-16".
         nodes: the number of machines.
-        ready: how many of them accept work now.
+        ready: how many of the machines accept work now.
         per_node: chips, GPUs or processors of one machine.
         slices: how many complete slices the ready machines form.
-        pool: the name of their node pool; "" for none.
-        topology: the topology of their slices, or "".
-        is_spot: true if the place may take the machines away.
+        pool: the name of the node pool; "" for none.
+        topology: the topology of the slices, or "".
+        is_spot: true if the provider may take the machines away.
     """
 
     name: str
@@ -341,6 +348,6 @@ class Capacity(Protocol):
     """Optional: a backend that knows how many jobs run well at a time."""
 
     def room(self, plan: Plan | None) -> int:
-        """Return how many jobs with this plan fit at the same time, at least 1; without a plan, how
-        many jobs of one host."""
+        """Return how many jobs with this plan fit at the same time, at least 1. Without a plan,
+        return the number for jobs of one host."""
         ...

@@ -34,15 +34,16 @@ _log = logging.getLogger("kinetic")
 
 
 class Bell:
-    """The bell of one session, for any number of threads. This one does nothing: the leader cannot
-    be reached, so both sides poll the store. No bell waits for the network, or raises an error."""
+    """The bell of one session; any number of threads may use it. This base class does nothing, for
+    a leader that cannot be reached: both sides then poll the store. No method of a bell waits for
+    the network or raises an error."""
 
     def ring(self) -> None:
         """Ask the leader to read its queue at once."""
 
     def ending_fd(self, job_id: str) -> int | None:
-        """Return a descriptor that becomes readable when this call has a verdict, or when the
-        connection is lost; None without a connection. The caller closes it."""
+        """Return a descriptor that becomes readable when this call has a verdict or the connection
+        is lost; None if there is no connection. The caller closes the descriptor."""
         return None
 
 
@@ -61,9 +62,9 @@ class PortBell(Bell):
     """The bell of a session whose leader listens on a port: one connection for all calls of this
     process, opened by the first ring in a thread of its own.
 
-    Callers send anything, and the leader answers an empty line. It sends the id of each call that
-    has a verdict, in a line of its own. A connection that is lost, or on which a ring gets no
-    answer because the laptop slept, is replaced at the next ring.
+    To ring, a caller sends any bytes, and the leader answers with an empty line. When a call has a
+    verdict, the leader sends a line with the call's id. A connection that is lost, or on which a
+    ring gets no answer because the laptop slept, is replaced at the next ring.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class PortBell(Bell):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make the bell of the job that `find_session` returns; `connect` opens a connection to its
-        leader. Tests replace `clock`."""
+        """Make the bell of the session whose own job `find_session` returns. `connect` opens a
+        connection to the leader of that job. Tests replace `clock`."""
         self._find_session = find_session
         self._connect = connect
         self._clock = clock
@@ -171,8 +172,8 @@ _shared: dict[tuple[int, str, str], PortBell] = {}
 
 
 def open_bell(store: Store, session_id: str, holder: Backend) -> Bell:
-    """Return the bell of a session, whose own job runs on the backend `holder`. The calls of this
-    process share one port-forward."""
+    """Return the bell of a session whose slices are held by a job on the backend `holder`. The
+    calls of this process share one port-forward."""
     keys = layout.JobKeys(session_id)
     if (folder := folder_of(store)) is not None:
         return PipeBell(folder / keys.bell)
@@ -185,5 +186,5 @@ def open_bell(store: Store, session_id: str, holder: Backend) -> Bell:
         return tunnels.connect(session, None, int(port))
 
     bell = PortBell(lambda: index.find(store, session_id), connect)
-    # A fork must not use its parent's connection.
+    # A forked process must not use the connection of its parent.
     return _shared.setdefault((os.getpid(), store.uri, session_id), bell)

@@ -108,7 +108,8 @@ def backend_of(ref: JobRef) -> Backend:
 
 
 def has_cluster(settings: Settings) -> bool:
-    """True if jobs with these settings go to a cluster, unless a call's options say otherwise."""
+    """True if jobs with these settings go to a cluster. Options of a single call may still choose
+    another backend."""
     return bool(settings.cluster_settings) and settings.backend not in _WITHOUT_CLUSTER
 
 

@@ -37,7 +37,8 @@ class SessionBackend:
     name = "session"
 
     def __init__(self, session_id: str, store: Store, holder: Backend) -> None:
-        """Make a backend for the calls of one session; `holder` is the backend of its own job."""
+        """Make a backend for the calls of one session; `holder` is the backend of the session's own
+        job."""
         self._session_id = session_id
         self._store = store
         self._holder = holder
@@ -79,8 +80,8 @@ class SessionBackend:
     def choose_image(
         self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
     ) -> Plan:
-        """Return the plan: the hosts run already, and install what the call adds. Refuse packages
-        in other versions than those that the session requires."""
+        """Return the plan unchanged: the hosts are running already, and install the packages that
+        the call adds. Refuse packages in other versions than those of the session."""
         from kinetic._source import dependencies
 
         held = _read_plan(self._store, self._session_id).requirements
@@ -144,17 +145,17 @@ class SessionBackend:
             return Status(JobStatus.NOT_FOUND)
 
     def why_waiting(self, ref: JobRef) -> str | None:
-        """Return why the call does not run yet; None if it runs or has ended. In a call's first
-        second this is unknown: many end before their status is read from a bucket."""
+        """Return why the call does not run yet; None if it runs or has ended. In the first second
+        of a call, a store in a bucket is not read, and the answer is "": many calls end sooner."""
         is_new = time.time() - ref.created_at < 1.0 and folder_of(self._store) is None
         return "" if is_new else self._status(ref).why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """Return "": the session's leader has noted the cause."""
+        """Return "": the session's leader has recorded the cause."""
         return ""
 
     def why_unready(self, ref: JobRef) -> str:
-        """Return "": a call begins on hosts that are ready."""
+        """Return "": a call starts only on hosts that are ready."""
         return ""
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
@@ -185,12 +186,12 @@ class SessionBackend:
         )
 
     def ending_fd(self, ref: JobRef) -> int | None:
-        """Return a descriptor that becomes readable when the call has ended; None if the leader is
-        not connected."""
+        """Return a descriptor that becomes readable when the call has ended; None if there is no
+        connection to the leader."""
         return self._bell.ending_fd(ref.job_id)
 
     def cancel(self, ref: JobRef) -> None:
-        """Ask the session's leader to end the call, or take a waiting call from the queue. The
+        """Ask the session's leader to end the call; remove a waiting call from the queue. The
         session goes on."""
         cancellation.request(self._store, ref.job_id, self._bell.ring)
         if self._status(ref).phase is JobStatus.PENDING:
@@ -210,7 +211,7 @@ class SessionBackend:
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
-        """Send a signal to the hosts of the session, if they run this call now."""
+        """Send a signal to the hosts of the session, if this call runs on them now."""
         if not isinstance(self._holder, Kills):
             raise UsageError(
                 f"Hosts of the session {self._session_id} cannot be killed: its backend does not "
@@ -222,7 +223,7 @@ class SessionBackend:
 
 
 def list_waiting_calls(store: Store, session_id: str) -> list[str]:
-    """Return the ids of the calls in a session's queue, the one that runs first."""
+    """Return the ids of the calls in a session's queue; the call that runs first comes first."""
     keys = sorted(store.list(layout.JobKeys(session_id).calls))
     return [layout.JobKeys.call_id_of(key) for key in keys]
 

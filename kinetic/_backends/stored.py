@@ -43,8 +43,8 @@ def parse_verdict(data: bytes) -> Status:
 
 
 def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
-    """True if the leader's events say that all hosts of some attempt were ready. With `attempt`,
-    true if this attempt has a leader."""
+    """True if the leader's events say that all hosts of any attempt were ready. With `attempt`,
+    true if there is any event of this attempt."""
     gang_events = _read_events(store, ref)
     if attempt:
         return any(event.attempt == attempt for event in gang_events)

@@ -102,7 +102,7 @@ class Api(Protocol):
         uid: str = "",
         grace_s: int | None = None,
     ) -> bool:
-        """Delete an object and the objects that it owns; return whether it existed.
+        """Delete an object and the objects that it owns; return True if the object existed.
 
         Args:
             resource, name: the object.
@@ -114,8 +114,8 @@ class Api(Protocol):
         ...
 
     def open_port(self, pod: str, port: int) -> socket.socket:
-        """Connect to a port of the loopback address of a pod. The socket ends if nothing listens
-        on the port."""
+        """Connect to a port of the loopback address of a pod. If nothing listens on the port,
+        reading from the socket ends at once."""
         ...
 
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
@@ -141,9 +141,9 @@ class CallLimits:
 
     Attributes:
         connect_s: the longest wait for a connection.
-        read_s: the longest wait for the next bytes of an answer.
-        tries: the most tries of a call.
-        first_s, most_s: the longest pause before the second try, and before any later one.
+        read_s: the longest wait for the next bytes of a response.
+        tries: the largest number of tries of a call.
+        first_s, most_s: the longest pause before the second try, and the longest before any try.
     """
 
     connect_s: float = 10.0
@@ -154,7 +154,7 @@ class CallLimits:
 
 
 def waits_s(tries: int, patience: CallLimits, seed: random.Random) -> float:
-    """Return the pause in seconds after this many failed tries. It is random, so that callers do
-    not all retry at the same moment, and below a limit that doubles with each try."""
+    """Return the pause in seconds after `tries` failed tries. The pause is random, so that callers
+    do not all retry at the same moment; its upper limit doubles with each try."""
     most = min(patience.most_s, patience.first_s * 2.0 ** (tries - 1))
     return most * (0.5 + seed.random() / 2)

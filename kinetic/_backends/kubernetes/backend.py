@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from kinetic._backends.kubernetes.image_builds import BundledImages
 
 PATIENT_TRIES = 5
-"""Most tries to create a Secret. The connection retries too, so each try may take 15 seconds."""
+"""Most tries to create a Secret. Each try may take 15 seconds, because the connection retries,
+too."""
 _GRACES_S: dict[int, int | None] = {signal.SIGKILL: 0, signal.SIGTERM: None}
 """Grace periods in seconds for deleting a pod, by the signal that the caller asked for: pods cannot
 be signalled. None keeps the period in the pod's spec."""
@@ -183,7 +184,8 @@ class KubernetesBackend:
         self._reader.note_created(ref, created)
 
     def _create_patiently(self, resource: Resource, document: Document) -> None:
-        """Create an object that an existing workload needs to start, with extra retries."""
+        """Create an object without which an existing workload cannot start. Retries more often than
+        other calls."""
         for tries in reversed(range(PATIENT_TRIES)):
             try:
                 self._api.create(resource, document)
@@ -224,8 +226,8 @@ class KubernetesBackend:
         return {job_id: judged.status for job_id, judged in statuses.items()}
 
     def _read(self, refs: Sequence[JobRef], *, fresh: bool = False) -> ClusterSnapshot:
-        """Read the jobs' objects. Once the cluster has answered, expired credentials are treated as
-        a temporary failure: the job keeps running, and the user can log in again."""
+        """Read the jobs' objects. After the cluster has answered once, expired credentials count as
+        a temporary failure: the job keeps running while the user logs in again."""
         try:
             snapshot = self._reader.read(refs, fresh=fresh)
         except PreflightError as error:
@@ -270,7 +272,8 @@ class KubernetesBackend:
         return _Judged(status)
 
     def _goes_on(self, ref: JobRef) -> bool:
-        """True if a job that lost its leader may get another attempt, or is about to begin one."""
+        """True if a job that lost its leader may get another attempt, or such an attempt is about
+        to begin."""
         attempt = attempts.find_newest(self._store, ref.job_id)
         retries = self._plan(ref).options.retries
         may_follow = attempts.may_follow(self._store, ref.job_id, attempt, retries)
@@ -280,15 +283,16 @@ class KubernetesBackend:
         return Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
 
     def _was_removed(self, ref: JobRef, snapshot: ClusterSnapshot) -> bool:
-        """True if the job has no workload now, but had one before."""
+        """True if the job has no workload now, but had a workload before."""
         return self._store.has(layout.JobKeys(ref.job_id).events) or snapshot.is_removed(ref)
 
     def why_waiting(self, ref: JobRef) -> str | None:
-        """Return why the job does not run yet, from its pods, nodes and queues."""
+        """Return why the job does not run yet, from the state of its pods, nodes and queues."""
         return self.status([ref])[ref.job_id].why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """Return why a host was lost, from its pod, or from notes if the pod was deleted."""
+        """Return why a host was lost, from the state of its pod, or from notes taken before the pod
+        was deleted."""
         snapshot = self._read([ref], fresh=True)
         if note := self._loss_notes.of(ref.job_id, host):
             return note
@@ -305,7 +309,8 @@ class KubernetesBackend:
         return finding.sentence
 
     def why_unready(self, ref: JobRef) -> str:
-        """Return why the job waited before it ended; the pods that waited are deleted by now."""
+        """Return why the job was waiting before it ended, from notes: the pods that waited are
+        deleted by now."""
         return self._loss_notes.find_wait(ref.job_id)
 
     def kill(
@@ -330,8 +335,8 @@ class KubernetesBackend:
         )
 
     def connect(self, ref: JobRef, host: int | None, port: int) -> Connection:
-        """Connect to a port of the host's pod, or with None of the leader's, through the API
-        server."""
+        """Connect to a port of the pod of a host through the API server; with None, of the leader's
+        pod."""
         snapshot = self._read([ref], fresh=True)
         workload = snapshot.workload(ref)
         pods = () if workload is None else current_pods(workload, snapshot.pods_of(ref))
@@ -361,7 +366,8 @@ class KubernetesBackend:
     # -- the end -----------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef) -> None:
-        """Record the request and delete the workload, which sends SIGTERM to the leader."""
+        """Record the cancel request in the store and delete the workload, which sends SIGTERM to
+        the leader."""
         cancellation.request(self._store, ref.job_id, lambda: self._delete(ref, "Foreground"))
 
     def cleanup(self, ref: JobRef) -> None:
@@ -399,7 +405,7 @@ class _LossNotes:
         self._waits: dict[str, str] = {}
 
     def note(self, job_id: str, pods: Iterable[Pod]) -> None:
-        """Note why pods were lost; drop the notes on hosts that run again."""
+        """Note why these pods were lost; drop the notes on hosts that run again."""
         for pod in pods:
             diagnosis = pod_failures.why_lost([pod])
             if diagnosis is not None and diagnosis.kind in _CLUSTER_CAUSES:
@@ -412,7 +418,7 @@ class _LossNotes:
         return self._losses.get((job_id, host), "")
 
     def note_waiting(self, job_id: str, finding: JobDiagnosis | None) -> None:
-        """Note what a job waits for; with None, drop the note."""
+        """Note what a job waits for; None drops the note."""
         if finding is None:
             self._waits.pop(job_id, None)
         elif finding.kind not in _END_CAUSES:

@@ -144,8 +144,8 @@ class CloudBuild:
             )
 
     def _read_code(self, url: str) -> int:
-        """Return the HTTP status of a GET request, even if it is refused: a user who may not read a
-        resource may still be allowed to build."""
+        """Return the HTTP status of a GET request, also if the request is refused: a user who may
+        not read a resource may still be allowed to build."""
         try:
             return self._calls.call("GET", url, allowed=(404,))[0]
         except ServiceRefused as error:
@@ -166,7 +166,7 @@ class CloudBuild:
 
         Args:
             uri: the name of the image.
-            files: the files of the build, with a Dockerfile.
+            files: the files of the build by path, including a Dockerfile.
             bucket: the bucket for the files.
 
         Raises:

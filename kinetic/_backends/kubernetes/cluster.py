@@ -46,9 +46,8 @@ def make_backend(place: Place, store: Store) -> KubernetesBackend:
 
 
 def settle(place: Place) -> Place:
-    """Return the place with the kubeconfig's current context and namespace filled in, because they
-    may change before the job is read again. Without a kubeconfig, return the place unchanged.
-    """
+    """Return the place with the kubeconfig's current context and namespace filled in: they may
+    change before the job is read again. Without a kubeconfig, return the place unchanged."""
     if (place.cluster and place.namespace) or _list_missing():
         return place
     from kinetic._backends.kubernetes import kubeconfig
@@ -100,8 +99,8 @@ def check(settings: Settings) -> tuple[Finding, ...]:
 
 
 def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | None = None) -> Api:
-    """Return the connection to a place's cluster that this process shares; with `patience`, a new
-    connection with these time limits.
+    """Return this process's shared connection to a place's cluster. With `patience`, return a new
+    connection with these time limits instead.
 
     Raises:
         PreflightError: there is no such cluster, or packages are missing; the message says where

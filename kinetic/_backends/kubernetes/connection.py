@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient, Configuration
 
 METHODS = {"create": "POST", "delete": "DELETE", "patch": "PATCH"}
-"""The HTTP methods of verbs that change something; the others are GET."""
+"""The HTTP methods of the verbs that change something. All other verbs are sent as GET."""
 CONTENT = {"patch": "application/apply-patch+yaml"}
 """The type of a body that is not plain JSON: JSON is YAML, too."""
 CONNECTIONS = 32
@@ -72,7 +72,8 @@ PAGE = 500
 CLOSED_WITHIN_S = 5.0
 """Longest wait in seconds for a port-forward to close; the client itself waits up to three."""
 MOST_RESTARTS = 2
-"""Most restarts of a list of several pages, if its next page has expired meanwhile."""
+"""Most times that reading a list of several pages starts again because its next page has
+expired."""
 SHARED_BY = ("KUBECONFIG", "HOME", "PATH", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 """The variables on which a connection depends; callers with equal values share one."""
 _loading = threading.Lock()
@@ -162,8 +163,8 @@ def _make_context(access: Access, configuration: Configuration) -> ssl.SSLContex
 
 
 class _ForwardedPort:
-    """The local end of a port-forward. If the server ends the port-forward first, the client's
-    thread leaves the WebSocket open, so `close` closes the WebSocket too."""
+    """The local end of a port-forward. `close` closes the socket and the WebSocket: the client's
+    thread leaves the WebSocket open if the server ends the port-forward first."""
 
     def __init__(self, forward: Any, port: int) -> None:
         self._socket, self._websocket = forward.socket(port), forward.websocket
@@ -254,8 +255,8 @@ class HttpApi:
         return existing if ours and "deletionTimestamp" not in existing["metadata"] else None
 
     def apply(self, resource: Resource, document: Document, part: str = "") -> Document:
-        """Create an object, or set its fields, or those of a subresource such as "status":
-        server-side apply, as kinetic, which then owns them."""
+        """Create an object, or set its fields (those of a subresource such as "status" if `part`
+        names one), by server-side apply. kinetic then owns these fields."""
         meta = document["metadata"]
         name = f"{meta['name']}/{part}" if part else meta["name"]
         call = self._call("patch", resource, name, meta.get("namespace"))
@@ -263,7 +264,7 @@ class HttpApi:
         return self._ask(call, json.dumps(document), {"fieldManager": "kinetic", "force": "true"})
 
     def find_resource(self, api_version: str, kind: str) -> Resource:
-        """Return the server's kind of object for a document.
+        """Return the kind of object that the server knows by this `apiVersion` and `kind`.
 
         Raises:
             NotInstalled: the server does not know the kind.
@@ -332,7 +333,7 @@ class HttpApi:
         return True
 
     def open_port(self, pod: str, port: int) -> socket.socket:
-        """Connect to a port of a pod through a WebSocket. It needs certificate files."""
+        """Connect to a port of a pod through a WebSocket. Requires certificates in files."""
         from kubernetes.stream.ws_client import PortForward, create_websocket, get_websocket_url
 
         class Forward(PortForward):  # type: ignore[misc]
@@ -397,8 +398,8 @@ class HttpApi:
         return Version(str(answer.get("gitVersion", "")), *numbers)
 
     def forget_connections(self) -> None:
-        """Drop the connections and the lock in a forked process: the connections belong to the
-        parent, and one of its threads may have held the lock."""
+        """Drop the connections and replace the lock in a forked process: the connections belong to
+        the parent, and a thread of the parent may have held the lock."""
         self._lock = threading.Lock()
         self._client: ApiClient | None = None
 
@@ -453,7 +454,7 @@ class HttpApi:
         path: str,
         query: Mapping[str, str],
     ) -> Document:
-        """Make a call once; log in again and repeat it if the login is refused."""
+        """Make a call once. If the login is refused, log in again and repeat the call."""
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -503,8 +504,8 @@ class HttpApi:
         raise problem
 
     def _log_in(self, refused: ApiClient | None) -> ApiClient:
-        """Return the current client, or a new one with the kubeconfig's present login if the
-        current one was refused."""
+        """Return the current client. If that is the one whose login was `refused`, log in anew from
+        the kubeconfig and return a new client."""
         with self._lock:
             if self._client is None or self._client is refused:
                 if refused is not None:

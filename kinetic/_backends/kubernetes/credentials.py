@@ -35,7 +35,8 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 def log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the user's entry with a token, a certificate, or a name and password.
+    """Return the user's entry of the kubeconfig, with a token, a certificate, or a name and
+    password.
 
     Args:
         access: the cluster and the user.
@@ -91,10 +92,11 @@ def _log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
 def _run_plugin(
     access: Access, plugin: Mapping[str, Any], variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Run a program that logs in by Kubernetes' ExecCredential protocol; return the user's entry.
+    """Run a program that logs in by Kubernetes' ExecCredential protocol; return the user's entry
+    with the credentials.
 
-    The program's messages go to the terminal, as with kubectl; without a terminal they become part
-    of the error.
+    The program's messages go to the terminal, as with kubectl. Without a terminal they become part
+    of the error message.
     """
     command = str(plugin.get("command", ""))
     if shutil.which(command, path=variables.get("PATH")) is None:
@@ -163,8 +165,9 @@ def _run_plugin(
 
 
 def _from_provider(access: Access, provider: Mapping[str, Any]) -> dict[str, Any]:
-    """Log in with the `auth-provider` of an old kubeconfig. OIDC tokens are sent as they are: only
-    kubectl refreshes them, because the client would not verify the issuer's certificate."""
+    """Log in with the `auth-provider` of an old kubeconfig. OIDC tokens are sent as they are:
+    unlike kubectl, kinetic does not refresh them, because the client would not verify the issuer's
+    certificate."""
     name = provider.get("name")
     if name == "gcp":
         return {"token": ask_google()}
@@ -215,7 +218,8 @@ def explain_google(
     advice: str = "Install gke-gcloud-auth-plugin, or log in with `gcloud auth "
     "application-default login`.",
 ) -> PreflightError:
-    """Return the error for a failed login; `advice` is for any cause but the network."""
+    """Return the error for a failed login. It contains `advice`, unless the network is the
+    cause."""
     if type(why).__name__ == "TransportError":  # of google.auth, which may not be installed
         advice = "Check the network and your proxy (HTTPS_PROXY, NO_PROXY), then try again."
     cause = " ".join(str(why).split())

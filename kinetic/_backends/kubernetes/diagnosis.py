@@ -59,8 +59,8 @@ _ORDINARY = ("follower pod", "1 leader pod", "already exists", "object is being 
 _REFUSED = ("is forbidden", "is invalid", "denied the request")
 """Substrings of the cluster's final refusals of a pod; other refusals are temporary."""
 REFUSED_S = 30.0
-"""Seconds after which a refusal of a pod counts as final. A Job retries its pods after 1, 2, 4, 8
-and 16 s; a webhook may not know a new Job at the first tries."""
+"""A refusal of a pod counts as final after this many seconds. A Job retries its pods after 1, 2, 4,
+8 and 16 s, and a webhook may not know a new Job at the first tries."""
 _UNCHECKED = (
     "status unknown for quota",
     "not yet ready",
@@ -78,8 +78,8 @@ _QUOTA = re.compile(
 
 @dataclass(frozen=True)
 class Observed:
-    """The cluster's objects about a job. All but the workload are optional: without them the
-    finding is less exact, but never wrong.
+    """The cluster's objects about a job. Everything but the workload is optional: without it the
+    finding is less exact, but not wrong.
 
     Attributes:
         workload: the Job or JobSet.
@@ -88,7 +88,7 @@ class Observed:
         events: the events of the workload, its Jobs and pods, by their names.
         nodes: the nodes of the cluster; None if the caller may not list them.
         queue_workload: Kueue's Workload of the job.
-        earlier_jobs: the names of the jobs before it in the queue, or None.
+        earlier_jobs: the names of the jobs before this one in the queue, or None.
         own_secret: the name of the Secret that kinetic creates for the job.
     """
 
@@ -105,12 +105,12 @@ class Observed:
 def diagnose(
     observed: Observed, now: float | None = None, *, scale_up_s: float = scheduling.SCALE_UP_S
 ) -> JobDiagnosis | None:
-    """Return what keeps a job from running, or ended it; None if it runs or has succeeded.
+    """Return what keeps a job from running, or why it ended; None if the job runs or has succeeded.
 
     Args:
         observed: the cluster's objects about the job.
-        now: seconds since the epoch by the cluster's clock; None if unknown, then no finding
-            becomes hopeless because it has lasted too long.
+        now: seconds since the epoch by the cluster's clock; if None, no finding is called hopeless
+            for lasting too long.
         scale_up_s: how long an autoscaler may take to say whether it adds nodes.
     """
     if condition(observed.workload, "Complete") or condition(observed.workload, "Completed"):
@@ -236,7 +236,7 @@ def _check_config(observed: Observed, pod: Pod) -> JobDiagnosis | None:
 
 
 def _find_missing(observed: Observed, message: str) -> JobDiagnosis | None:
-    """Return the finding about a missing Secret or ConfigMap that a message names, if any."""
+    """Return the finding that a Secret or ConfigMap is missing, if `message` names one."""
     named = _MISSING.search(message)
     if named is None:
         return None
@@ -300,7 +300,8 @@ def _not_created(
     uids = {metadata(job).get("uid") for job in (observed.workload, *observed.jobs)}
 
     def admitted_at(event: Document) -> str:
-        """Return when the event's Job was last resumed by a queue, or had a pod admitted."""
+        """Return the time at which the event's Job was last resumed by a queue or its last pod was
+        created, whichever is later."""
         about = f"{(event.get('involvedObject') or {}).get('name', '')}-"
         return max([resumed, *(p.created_at for p in pods if p.name.startswith(about))])
 
@@ -326,13 +327,14 @@ def _not_created(
 
 
 def _has_lasted(since: str, now: float | None) -> bool:
-    """True if a refusal that began at this time has lasted long enough to be final."""
+    """True if a refusal that began at the time `since` has lasted long enough to be final."""
     seconds = seconds_of(since)
     return now is not None and seconds is not None and now - seconds >= REFUSED_S
 
 
 def _not_queued(observed: Observed, now: float | None) -> JobDiagnosis | None:
-    """Return why a queue creates no Workload for a job, from the job's events; None if unknown."""
+    """Return why a queue has not created a Workload for a job, from the job's events; None if
+    unknown."""
     name, queue = metadata(observed.workload).get("name", ""), labels(observed.workload)
     warnings = [e for e in _sort_events(observed, name) if e.get("type") == "Warning"]
     if not warnings or QUEUE_LABEL not in queue:
@@ -348,8 +350,8 @@ def _not_queued(observed: Observed, now: float | None) -> JobDiagnosis | None:
 def _over_quota(
     quota: re.Match[str], of: PodSet, shape: GangShape, missing: tuple[int, ...]
 ) -> JobDiagnosis:
-    """Return the finding about a quota that refuses pods of a Job, or Jobs of a JobSet. If only all
-    of them together exceed the quota, some were admitted and wait for the rest."""
+    """Return the finding about a quota that refuses pods of a Job, or Jobs of a JobSet. If the
+    quota is too small only for all of them together, some were admitted and wait for the rest."""
     counts_jobs = "jobs.batch" in quota["requested"]
     total = sum(s.replicas for s in shape.sets) if counts_jobs else of.pods
     least = total if not shape.is_elastic else 2 if counts_jobs else of.pods_each
@@ -370,7 +372,8 @@ def _over_quota(
 
 
 def _exceeds(quota: re.Match[str], number: int) -> bool:
-    """True if this number of objects like the refused one needs more than the quota's limit."""
+    """True if `number` objects, each as large as the refused one, need more than the quota
+    allows."""
     limits = dict(p.split("=", 1) for p in quota["limited"].split(",") if "=" in p)
     needs = dict(p.split("=", 1) for p in quota["requested"].split(",") if "=" in p)
     return any(number * amount_of(needs[k]) > amount_of(limits[k]) for k in needs.keys() & limits)

@@ -54,7 +54,7 @@ def _show_as_base(kind: type[_Error]) -> type[_Error]:
 
 
 def _as_its_base(error: KineticError) -> tuple[Any, ...]:
-    """Reduce an error to its public class, which pickle can find by its name."""
+    """Reduce an error, for pickle, to its public base class, which pickle can find by its name."""
     return type(error).__bases__[0], error.args
 
 

@@ -61,8 +61,8 @@ class GoogleCalls:
             method, url, body: the request.
             accept: the accepted types of content.
             allowed: error codes to return instead of raising.
-            repeats: True if the request may arrive twice; otherwise only requests without effect
-                are repeated.
+            repeats: True if the request may be received twice; otherwise it is repeated only if it
+                certainly had no effect.
 
         Raises:
             ServiceRefused: the service refused the request.

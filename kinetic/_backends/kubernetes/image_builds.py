@@ -50,7 +50,7 @@ class BundledImages:
         return plan
 
     def _ensure(self, plan: Plan, installed: Mapping[str, bytes], tell: Tell) -> bool:
-        """Make sure that the image exists; return whether it had to be built."""
+        """Make sure that the image exists; return True if it had to be built."""
         uri = images.image_of(plan)
         with self._locks[uri]:
             if uri in self._existing:
@@ -71,7 +71,7 @@ class BundledImages:
         installed: Mapping[str, bytes],
         tell: Tell,
     ) -> None:
-        """Wait for the running build of an image, or build it."""
+        """Wait for the running build of an image, or build the image if there is none."""
         build = builds.newest(uri)
         if build is not None and build.is_under_way:
             tell(f"the image {uri} is already being built: waiting for it; log: {build.log}")

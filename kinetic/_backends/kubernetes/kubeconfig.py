@@ -51,11 +51,12 @@ class Access:
 
 @dataclass(frozen=True)
 class Kubeconfig:
-    """The merged files: the first of several entries with the same name counts, as in kubectl.
+    """The merged kubeconfig files. If several entries have the same name, the first counts, as in
+    kubectl.
 
     Attributes:
         current: the current context, or "".
-        contexts, clusters, users: by name, with absolute paths.
+        contexts, clusters, users: the entries by name, with absolute paths.
         sources: the files that were read.
     """
 
@@ -80,8 +81,8 @@ def paths_of(variables: Mapping[str, str]) -> list[Path]:
 
 
 def path_of_own(variables: Mapping[str, str]) -> Path:
-    """Return the path of the kubeconfig that `kinetic up` writes, beside the profiles, so that the
-    user's own stays as it is.
+    """Return the path of the kubeconfig that `kinetic up` writes. It lies beside kinetic's
+    profiles, so that the user's own file stays as it is.
 
     Raises:
         UsageError: there is no home folder.
@@ -218,7 +219,12 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
 
 
 def _check_project(context: str, files: str, project: str, zone: str) -> None:
-    """Refuse the current context if its name has another project or zone than the job's options."""
+    """Refuse to use the current context if its name has another project or zone than the job's
+    options.
+
+    Raises:
+        PreflightError: the project or the zone differs.
+    """
     parts = context.split("_")
     if len(parts) != 4 or parts[0] != "gke":
         return
@@ -267,7 +273,7 @@ def access_of(config: Kubeconfig, context: str) -> Access:
 
 
 def in_cluster(variables: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> Access | None:
-    """Return a pod's access through its own account; None outside a cluster."""
+    """Return the access that a pod has through its own account; None outside a cluster."""
     host, port = (variables.get(f"KUBERNETES_SERVICE_{k}", "") for k in ("HOST", "PORT"))
     token, ca = folder / "token", folder / "ca.crt"
     if not (host and port and token.is_file() and ca.is_file()):
@@ -282,7 +288,7 @@ def in_cluster(variables: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> A
 
 
 def reread(access: Access) -> Access:
-    """Read the access again from its files; return the old one if its context was removed."""
+    """Read the access again from its files. If its context was removed, return `access` itself."""
     config = read(access.sources)
     if access.context not in config.contexts:
         return access

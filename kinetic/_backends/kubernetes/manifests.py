@@ -28,7 +28,8 @@ from kinetic._core.plan import Plan
 
 KEPT_S = 600
 KEPT_DEBUG_S = 7200
-"""The time until an ended workload is deleted, in seconds; output and verdict are in the store."""
+"""Seconds after which the cluster deletes an ended workload. Output and verdict are in the
+store."""
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _JOBSETS = "jobset.x-k8s.io/v1alpha2"
 _BY_RULE, _AT_NO_COST = "PodFailurePolicy", "RestartJobSetAndIgnoreMaxRestarts"
@@ -46,9 +47,9 @@ _TAKEN_AWAY = (
 """Rule conditions that match pods which the cluster took away. The leader exits with the code
 TAKEN_AWAY if the cluster took another pod of its gang away."""
 _HOST_RESTARTS = 1000
-"""Most failures of each pod in a slice of an elastic job. The number is high because a failed Job
-is not restarted and fails its JobSet. `max_failures=` ends the job earlier; evictions do not
-count."""
+"""Most failures of each pod in a slice of an elastic job, without evictions. The number is high
+because a Job that fails is not restarted, and the JobSet fails with it. `max_failures=` ends the
+job earlier."""
 _FREE = [{"action": "Ignore"} | condition for condition in _TAKEN_AWAY]
 """Rules for pods that the cluster took away: replace them at once, without counting a failure."""
 _GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | condition for condition in _TAKEN_AWAY)]
@@ -92,7 +93,7 @@ def with_secrets(
 
 
 def add_owner(document: Document, owner: Document) -> Document:
-    """Return a document that the cluster deletes with its owner.
+    """Return the document with an owner: the cluster deletes the object together with its owner.
 
     Args:
         document: the rendered document.
@@ -211,8 +212,8 @@ def _job_spec(
 
 
 def _failure_policy(retries: int) -> Document:
-    """Return the failure policy of a JobSet. Its rules match the failed Job's message: the Job's
-    reason does not say which of its pod rules applied."""
+    """Return the failure policy of a JobSet. Its rules match the message of the failed Job, because
+    the Job's reason does not say which rule for pods applied."""
     code = f"exit code {int(ProgramCode.CODE_FAILED)} "
     taken_away = f"exit code {int(ProgramCode.TAKEN_AWAY)} "
     return {

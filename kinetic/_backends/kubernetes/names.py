@@ -20,8 +20,8 @@ def labels_of(job_id: str) -> dict[str, str]:
 
 
 def selector(job_ids: Collection[str]) -> str:
-    """Return a label selector for one job's objects; given several ids, one for the objects of all
-    jobs, because a list of ids could be too long for a URL."""
+    """Return a label selector for the objects of one job. For several ids, return a selector for
+    the objects of all jobs: a list of ids could be too long for a URL."""
     if len(job_ids) == 1:
         return f"{JOB_LABEL}={next(iter(job_ids))}"
     return f"{_MANAGED_BY}=kinetic"

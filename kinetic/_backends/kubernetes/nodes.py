@@ -117,13 +117,13 @@ def takes_pods(node: Document) -> bool:
 
 
 def select_nodes(nodes: Iterable[Document], selector: Mapping[str, str]) -> list[Document]:
-    """Return the nodes that have all of these labels."""
+    """Return the nodes whose labels include all of `selector`."""
     return [n for n in nodes if all(labels(n).get(k) == v for k, v in selector.items())]
 
 
 def select_open_nodes(nodes: Iterable[Document], pod: Document) -> list[Document]:
-    """Return the nodes that a pod's spec selects and whose taints it tolerates, except for taints
-    that come and go with a node's health."""
+    """Return the nodes that a pod may run on: its spec selects them and tolerates their taints.
+    Taints that come and go with a node's health are ignored."""
 
     def is_open(taint: Document) -> bool:
         passes = taint.get("effect") == "PreferNoSchedule" or _PASSING_TAINTS.search(taint["key"])

@@ -96,8 +96,8 @@ class PodSet:
 
 @dataclass(frozen=True)
 class GangShape:
-    """The pods of a complete workload, and their host indices. Hosts are numbered in the order of
-    the replicated jobs, then of slices, then of the pods of a slice."""
+    """The pods of a complete workload. Each pod has a host index: pods are numbered in the order of
+    the replicated Jobs, then of the slices, then of the pods of a slice."""
 
     sets: tuple[PodSet, ...]
 
@@ -108,7 +108,7 @@ class GangShape:
 
     @property
     def leader(self) -> int:
-        """The leader's host index: the head's, or 0 without a head."""
+        """The host index of the leader's pod: that of the head, or 0 if there is no head."""
         return next((s.first_host for s in self.sets if s.name == HEAD), 0)
 
     def set_of(self, pod: Document) -> PodSet:
@@ -122,7 +122,8 @@ class GangShape:
         return any(s.name in (HEAD, PATHWAYS_HEAD) for s in self.sets)
 
     def set_of_event(self, event: Document) -> PodSet:
-        """Return the set whose Job an event is about, by its name <workload>-<set>-<job>."""
+        """Return the set of pods whose Job an event is about. The Job's name is
+        <workload>-<set>-<job>."""
         job = str((event.get("involvedObject") or {}).get("name", ""))
         return next((s for s in self.sets if s.name and f"-{s.name}-" in job), self.sets[0])
 
@@ -136,7 +137,7 @@ class GangShape:
         return of.first_host + slice_index * of.pods_each + _number(index)
 
     def set_at(self, host: int) -> PodSet:
-        """Return the set of the pod with this host index."""
+        """Return the set that contains the pod with this host index."""
         return next(s for s in reversed(self.sets) if s.first_host <= host)
 
     def name_pod(self, host: int) -> str:
@@ -199,28 +200,28 @@ class Pod:
 
     Attributes:
         name, uid: the name and the uid of the object.
-        host: its host index.
-        restart: the number of the JobSet's restart that it belongs to, from 0.
-        created_at: when it was created, as text.
-        node: the node that it runs on, or "".
-        stage: its stage.
-        has_run: whether its program was ever started.
-        is_ready: whether the cluster has contact to it.
-        is_deleting: whether it is being deleted.
-        waiting_reason, waiting_message: why its container does not run, such as ImagePullBackOff.
-        unschedulable: the scheduler's sentence, or "".
-        unschedulable_since: when the scheduler first said so, as text.
-        disruption, disruption_message: why the cluster ended it, such as EvictionByEvictionAPI, or
-            "".
-        exit_code: the exit code of its ended container; None also if it could not be reported.
+        host: the pod's host index.
+        restart: the number of JobSet restarts before this pod was created.
+        created_at: the time of its creation, as text.
+        node: the node on which the pod runs, or "".
+        stage: the pod's stage.
+        has_run: True if the pod's program was ever started.
+        is_ready: True if the cluster has contact to the pod.
+        is_deleting: True if the pod is being deleted.
+        waiting_reason, waiting_message: why the container does not run, such as ImagePullBackOff.
+        unschedulable: the scheduler's sentence on why the pod has no node, or "".
+        unschedulable_since: when the scheduler first wrote that, as text.
+        disruption, disruption_message: why the cluster ended the pod, such as
+            EvictionByEvictionAPI, or "".
+        exit_code: the exit code of the ended container; None also if the code was lost.
         exit_reason: a reason such as OOMKilled, StartError, or Evicted.
-        exit_message: the last lines of its output, or the runtime's message.
-        finished_at: when its container ended, in whole seconds, as text.
-        image: the image of its container.
-        memory_limit: the memory limit of its container, as written, or "".
-        noun, number: its name for users: "host 2", "head 0", or "worker 0" with Pathways.
-        leads: whether it leads the gang.
-        code: the exit code of kinetic's program, a `ProgramCode` if it ended by itself.
+        exit_message: the last lines of the pod's output, or the runtime's message.
+        finished_at: when the container ended, in whole seconds, as text.
+        image: the image of the container.
+        memory_limit: the memory limit of the container, as written, or "".
+        noun, number: the pod's name for users: "host 2", "head 0", or "worker 0" with Pathways.
+        leads: True if the pod leads the gang.
+        code: the exit code of kinetic's program; a `ProgramCode` if the program ended by itself.
     """
 
     name: str
@@ -267,8 +268,8 @@ class Pod:
 
     @property
     def is_up(self) -> bool:
-        """True if the pod's program was started. A worker of Pathways must also be running now:
-        restarting it in place may take long."""
+        """True if the pod's program was started. A worker of Pathways must also be running now,
+        because restarting it in the same pod may take long."""
         stopped = self.stage in (Stage.UNSCHEDULED, Stage.STARTING)
         return self.has_run and not (stopped and self.noun == "worker")
 
@@ -350,7 +351,8 @@ def main_container(pod: Document) -> Document:
 
 
 def current_pods(workload: Document, pods: Iterable[Document]) -> tuple[Pod, ...]:
-    """Return each host's newest pod, sorted by host, without pods from before the last restart."""
+    """Return the newest pod of each host, sorted by host. Pods from before the last restart are
+    left out."""
     shape = shape_of(workload)
     uid = metadata(workload).get("uid")
     owner = JOBSET_UID_LABEL if _is_jobset(workload) else CONTROLLER_UID_LABEL
@@ -387,7 +389,7 @@ def _stage(document: Document, state: Document) -> Stage:
 
 
 def _read_states(status: Document, container: str) -> tuple[Document, Document]:
-    """Return the current and the previous state of a container."""
+    """Return the current and the previous state of the container with this name."""
     statuses: Sequence[Document] = status.get("containerStatuses") or ()
     own = next((c for c in statuses if c.get("name") == container), {})
     return own.get("state") or {}, own.get("lastState") or {}

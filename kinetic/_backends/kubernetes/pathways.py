@@ -26,7 +26,8 @@ MISSING = (
     "'pathwaysutils[gke]'."
 )
 _WORKER_STARTS = 4
-"""Most starts of a worker in one attempt; after them its slice counts as lost."""
+"""Most starts of a worker in one attempt. When they are used up, the worker's slice counts as
+lost."""
 _CONTAINERS = {
     "server": "pathways-rm",
     "proxy-server": "pathways-proxy",
@@ -37,7 +38,7 @@ _IDLE = (
     "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
     "signal.sigwait([signal.SIGTERM])"
 )
-"""The program that replaces Pathways' programs if chips are virtual."""
+"""The program that replaces Pathways' programs if the chips are simulated."""
 
 
 def spec(
@@ -126,7 +127,8 @@ def _with_function(theirs: Document, head: Document) -> Document:
 
 
 def _merge_documents(theirs: Document, ours: Document) -> Document:
-    """Return `theirs`, updated with `ours`: JSON objects are merged, other values are replaced."""
+    """Return `theirs`, updated with `ours`: JSON objects are merged, all other values are
+    replaced."""
     merged = dict(theirs)
     for name, value in ours.items():
         before = merged.get(name)
@@ -136,7 +138,8 @@ def _merge_documents(theirs: Document, ours: Document) -> Document:
 
 
 def _add_flags(pod: Document, flags: Mapping[str, list[str]]) -> None:
-    """Add the user's arguments after the builder's, because the last of equal flags counts."""
+    """Add the user's arguments after those of the builder: if a flag is given twice, the last one
+    counts."""
     by_container = {_CONTAINERS[component]: values for component, values in flags.items()}
     for kind in ("initContainers", "containers"):
         for container in pod.get(kind, ()):

@@ -96,7 +96,8 @@ def why_lost(pods: Sequence[Pod]) -> JobDiagnosis | None:
 
 
 def why_stopped(jobs: Iterable[Document]) -> JobDiagnosis | None:
-    """Return a finding if the cluster stopped the job because of its deadline, or None."""
+    """Return the finding that the cluster stopped the job because of its deadline; None if it did
+    not."""
     for job in jobs:
         for kind in ("FailureTarget", "Failed"):
             if (condition(job, kind) or {}).get("reason") == "DeadlineExceeded":
@@ -140,9 +141,9 @@ def why_gone(
 def _find_first_gone(
     jobs: Sequence[Document], events: Iterable[Document], existing: set[str]
 ) -> JobDiagnosis | None:
-    """Return the hosts that ended first without a known reason, or None. A failed Job deletes its
-    other pods and writes an event for each of them. A missing pod without such an event ended
-    earlier."""
+    """Return the finding about the hosts that ended first, for an unknown reason; None if there are
+    none. A failed Job deletes its remaining pods and writes an event for each deletion. A pod that
+    is missing without such an event ended earlier."""
     shape = shape_of(jobs[0])
     failed = [j for j in jobs if condition(j, "FailureTarget") or condition(j, "Failed")]
     uids = {metadata(job).get("uid") for job in failed}
@@ -164,8 +165,9 @@ def _find_first_gone(
 
 
 def why_leaderless(workload: Document, pods: Iterable[Pod]) -> JobDiagnosis | None:
-    """Return why a gang has lost its leader, or None. The cluster reports this failure late: after
-    all other pods have ended, or after a lost node has returned or was removed."""
+    """Return why a gang has lost its leader; None if it has not. The cluster itself reports this
+    failure late: after all other pods have ended, or after a lost node has returned or was
+    removed."""
     pods = list(pods)
     leader = next((pod for pod in pods if pod.leads), None)
     if leader is not None and leader.is_deleting and not leader.is_ready:
@@ -184,13 +186,13 @@ def _is_lost(pod: Pod) -> bool:
     if pod.wants_restart and not pod.disruption:
         return False
     silent = pod.stage is Stage.RUNNING and pod.has_run and not pod.is_ready and not pod.is_deleting
-    # Do not blame a pod that was stopped: another pod or the user caused its end.
+    # Do not blame a pod that was stopped: another pod or the user is the cause.
     was_stopped = pod.is_deleting and pod.exit_code not in range(1, 128)
     return (pod.stage is Stage.FAILED and not was_stopped) or bool(pod.disruption) or silent
 
 
 def _rank(pod: Pod) -> int:
-    """Return a sort key by how a host ended; the host with the lowest key is blamed."""
+    """Return a sort key for how a host ended. The host with the lowest key is blamed."""
     if pod.disruption or pod.exit_reason in ("OOMKilled", "Evicted", "StartError", *_SHUT_DOWN):
         return 0
     if pod.is_deleting:  # stopped on purpose

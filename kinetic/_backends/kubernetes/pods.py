@@ -45,13 +45,13 @@ DEBUG_PORT = 5678
 POD_INDEX = "batch.kubernetes.io/job-completion-index"
 LEAST_GRACE_S = 30
 GRACE_MARGIN_S = 10
-"""Seconds for the agent's last reports, added to the function's grace period."""
+"""Seconds added to the function's grace period for the agent's last reports."""
 SECRETS = {"KINETIC_TOKEN": "token", "KINETIC_TLS_CERTIFICATE": "tls.crt"}
 KEY = {"KINETIC_TLS_KEY": "tls.key"}
-"""The gang's secrets, by variable, with their keys in the job's Secret: `SECRETS` for all hosts,
-`KEY`, the certificate's private key, for the leader only."""
+"""The gang's secrets, as environment variables, each with its key in the job's Secret. All hosts
+get `SECRETS`; only the leader gets `KEY`, the certificate's private key."""
 ROOT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
-"""The capabilities for installing packages and ending the processes of a function."""
+"""The capabilities needed to install packages, and to end the processes of a function."""
 MOUNT_CAPABILITY = "SETFCAP"
 """The capability to enter a user namespace, in which hosts mount data at fixed paths."""
 HEAD_REQUESTS = {"cpu": "1", "memory": "1Gi"}
@@ -116,7 +116,7 @@ def remarks(plan: Plan) -> Document:
 def template(
     plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool = False
 ) -> Document:
-    """Return the pod template of a plan's hosts, or with `is_head` that of its head."""
+    """Return the pod template of a plan's hosts; with `is_head`, that of the plan's head."""
     buckets = () if is_head else volumes.buckets(plan)
     on_chips = not (plan.has_single_controller or is_head)
     own: Document = {DEFAULT_CONTAINER: CONTAINER} | (volumes.GCSFUSE if buckets else {})
@@ -155,7 +155,8 @@ def template(
 
 
 def with_chips(plan: Plan, settings: PodSettings) -> Document:
-    """Return the pod-template fields that place another program's pods on the plan's chips."""
+    """Return those fields of a pod template that place another program's pods on the plan's
+    chips."""
     spec = _place_pod(plan, settings, on_chips=True)
     return {"metadata": _metadata(plan, {}), "spec": _drop_empty(spec)}
 
@@ -314,8 +315,8 @@ def _selector(plan: Plan) -> Document:
 
 
 def _reservation(reservation: str) -> Document:
-    """Return the labels of nodes in a reservation. If its project is named, GKE may create nodes
-    for the pods, and takes the reservation from these labels."""
+    """Return the labels of nodes in a reservation. If the reservation names its project, GKE may
+    create nodes for the pods; these labels tell it to use the reservation."""
     project, _, name = reservation.removeprefix("projects/").rpartition("/reservations/")
     shared = {_RESERVATION_PROJECT: project, _RESERVATION_AFFINITY: "specific"}
     return {RESERVATION_LABEL: name} | (shared if project else {})
@@ -348,7 +349,7 @@ def _resources(plan: Plan, settings: PodSettings) -> Document:
 
 
 def _claims(plan: Plan, settings: PodSettings) -> list[str]:
-    """Return the names of the claims of each pod."""
+    """Return the names of the resource claims that each pod makes."""
     return [volumes.NETWORK] if plan.options.network_devices and not settings.simulated else []
 
 

@@ -31,7 +31,7 @@ from kinetic._core.values import dataclass
 from kinetic.errors import NotFound, PreflightError
 
 COUNTS_S = 60.0
-"""Seconds for which this process reuses a successful check, so that many submissions check once."""
+"""A successful check is reused for this many seconds, so that many submissions check only once."""
 _ENABLE_MEMORY = (
     "Multi-tier checkpointing is not enabled in the cluster. Ask an administrator to enable the "
     "add-on HighScaleCheckpointing (GKE Standard, 1.32.4-gke.1415000 or later), or name a size "
@@ -67,9 +67,9 @@ class Needs:
     Attributes:
         account: the account of its pods, or "" for the default one.
         queue: the queue that admits it, or "".
-        multi_tier: true if it needs the volume of multi-tier checkpointing.
-        networks: true if it needs network devices.
-        buckets: true if it needs buckets mounted as folders.
+        multi_tier: true if the job needs the volume of multi-tier checkpointing.
+        networks: true if the job needs network devices.
+        buckets: true if the job needs buckets mounted as folders.
     """
 
     account: str = ""
@@ -85,13 +85,14 @@ def check(
     needs: Needs,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Check that the cluster accepts a job, unless it accepted a similar one a moment ago.
+    """Check that the cluster accepts a job. Does nothing if the cluster accepted a similar job less
+    than `COUNTS_S` seconds ago.
 
     Args:
         api: the cluster.
         documents: the job's objects, the workload first.
         needs: the job's needs that a dry run does not check.
-        clock: for tests.
+        clock: returns the time in seconds; replaced by tests.
 
     Raises:
         PreflightError: the cluster does not accept the job.
@@ -201,7 +202,8 @@ def check_memory(api: Api) -> Sequence[Document] | None:
 
 
 def check_sizes(api: Api, sets: Sequence[PodSet]) -> None:
-    """Refuse pods that are larger than all nodes, except on clouds, which may add larger nodes."""
+    """Refuse pods that are larger than every node. On clouds, which may add larger nodes, accept
+    all pods."""
     try:
         nodes = api.list(NODES).items
     except (NotFound, PreflightError):
@@ -214,14 +216,14 @@ def check_sizes(api: Api, sets: Sequence[PodSet]) -> None:
 
 
 def check_networks(api: Api) -> None:
-    """Refuse network devices if the cluster has none that pods can claim."""
+    """Raise an error if the cluster has no network devices that pods can claim."""
     if find(api, DEVICE_CLASSES, DEVICE_CLASS) is False:
         text = f"The cluster has no network devices of class {DEVICE_CLASS}."
         raise PreflightError(f"{text} {_ENABLE_NETWORKS}")
 
 
 def find(api: Api, resource: Resource, name: str) -> bool | None:
-    """Return whether an object exists; None if the caller may not read it."""
+    """Return True if an object exists, False if it does not; None if the caller may not read it."""
     try:
         api.get(resource, name)
     except (NotInstalled, NotFound):

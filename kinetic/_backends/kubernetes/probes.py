@@ -30,11 +30,12 @@ _NO_CONTROLLER = (
     "only the definition of JobSets is installed. Their controller, which would start the hosts, "
     "does not run."
 )
-"""The fault if a dry run leaves `spec.successPolicy` empty: JobSet's controller fills it in."""
+"""The fault that is reported if a dry run leaves `spec.successPolicy` empty, which JobSet's
+controller would fill in."""
 
 
 def examine(api: Api, needs: Needs) -> tuple[Finding, ...]:
-    """Run all probes, a few calls at a time; return their findings.
+    """Run all probes, a few of them at a time; return their findings.
 
     Args:
         api: the cluster.

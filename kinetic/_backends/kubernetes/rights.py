@@ -79,8 +79,8 @@ RIGHTS = (
     *_rights(DEVICE_CLASSES, "get", Need.CHECKS),
     *_rights(CHECKPOINT_CONFIGURATIONS, "list", Need.CHECKS),
 )
-"""Every permission that kinetic uses. Jobs run only with the needs in `VITAL`; without the rest,
-explanations are missing, and `kinetic doctor` says so."""
+"""Every permission that kinetic uses. Jobs need those of the needs in `VITAL`. Without the others
+only explanations are missing, and `kinetic doctor` says so."""
 
 
 VITAL = (Need.ALL, Need.SEVERAL_HOSTS, Need.NETWORKS)
@@ -88,8 +88,8 @@ VITAL = (Need.ALL, Need.SEVERAL_HOSTS, Need.NETWORKS)
 
 
 def list_relevant(*, networks: bool = False, queue: bool = False) -> tuple[Right, ...]:
-    """List the permissions that jobs use, without `Need.CHECKS`: a check that may not read an
-    object reports that itself."""
+    """List the permissions that jobs use. Those of `Need.CHECKS` are left out: a check that may not
+    read an object reports that itself."""
     excluded = {Need.CHECKS}
     excluded |= set() if networks else {Need.NETWORKS}
     excluded |= set() if queue else {Need.QUEUES}

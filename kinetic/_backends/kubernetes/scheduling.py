@@ -27,8 +27,8 @@ from kinetic._backends.kubernetes.observed import (
 from kinetic._core.quantities import amount_of
 
 SCALE_UP_S = 30.0
-"""Seconds within which an autoscaler writes an event on whether it adds nodes. Without such an
-event the cluster has no autoscaler."""
+"""An autoscaler writes within this many seconds an event that says whether it adds nodes. If there
+is no such event, the cluster has no autoscaler."""
 _SCALED = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "ScaleUpTimedOut")
 _PASSING = (
     "max node group size",
@@ -90,7 +90,8 @@ def why_unscheduled(
 
 
 def _read_autoscaler(pod: Pod, events: EventsOf) -> tuple[str, str]:
-    """Return the reason and the message of an autoscaler's newest event about a pod, or ""."""
+    """Return the reason and the message of the newest event that an autoscaler wrote about a pod;
+    two empty strings if there is none."""
     relevant = [event for event in events(pod.name) if event.get("reason") in _SCALED + _REQUEST]
     if not relevant:
         return "", ""
@@ -160,7 +161,7 @@ def _from_nodes(
 
 def why_too_large(of: PodSet, nodes: Sequence[Document]) -> str:
     """Return a sentence if even the largest suitable node is too small for a pod of this set; "" if
-    a node is large enough, or may be."""
+    a node is large enough, or its size is unknown."""
     spec = of.template.get("spec") or {}
     fitting = pools.select_open_nodes(nodes, spec)
     for name, amounts in requests_of(of).items():
@@ -188,8 +189,8 @@ def requests_of(of: PodSet) -> dict[str, list[str]]:
 
 
 def _describe_head(of: PodSet) -> str:
-    """Return a sentence on the large requests of a single controller's pod, which most machines
-    without chips cannot satisfy; "" for other pods."""
+    """Return a sentence about the head pod of a single controller, whose large requests most
+    machines without chips cannot satisfy; "" for other pods."""
     if of.name != PATHWAYS_HEAD:
         return ""
     requests = sorted(requests_of(of).items())
@@ -212,7 +213,8 @@ def _kind_of(selector: Document) -> str:
 
 
 def _largest_pool(fitting: Sequence[Document]) -> int:
-    """Count the nodes of the largest node pool: all nodes of a slice must be in one pool."""
+    """Return the number of nodes in the largest node pool: all nodes of a slice must be in one
+    pool."""
     sizes = Counter(labels(node).get(pools.POOL_LABEL, "") for node in fitting)
     return max(sizes.values())
 
@@ -239,6 +241,7 @@ def _quote_scheduler(scheduler: str) -> str:
 
 
 def _strip_notes(message: str) -> str:
-    """Drop the scheduler's notes on preemption and claims, which are long and do not help."""
+    """Drop the scheduler's notes on preemption and claims from its message: they are long and do
+    not help."""
     text = re.split(r"\.? (?:no new claims|preemption:)", message)[0]
     return " ".join(text.removeprefix("pod ").split()).rstrip(". ")

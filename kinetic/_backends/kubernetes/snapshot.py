@@ -42,15 +42,15 @@ from kinetic._core.values import dataclass
 from kinetic.errors import KineticError, NotFound, PreflightError
 
 FRESH_S = 2.0
-"""Least time in seconds for which a snapshot is reused."""
+"""A snapshot is reused for at least this many seconds."""
 REQUEST_S = 1.0
-"""Seconds for which a snapshot is reused, per request that it took. So a process sends at most 60
-requests a minute, however many jobs it follows."""
+"""A snapshot is reused for this many seconds per request that it took. So a process sends at most
+60 requests a minute, however many jobs it follows."""
 PATIENCE = 5
-"""While no job runs yet, a snapshot is reused 2, 4 and then at most this many times as long: at
-most 20 requests a minute. Nodes, queues and Jobs take up to three requests per snapshot."""
+"""While no job runs yet, a snapshot is reused for 2, then 4, then this many times as long: at most
+20 requests a minute. Nodes, queues and Jobs take up to three requests per snapshot."""
 BUSY_SHARE = 0.25
-"""Largest share of a slow server's time that these lists may take."""
+"""Largest share of its time that a slow server may spend on these lists."""
 FOLLOWED_S = 15.0
 """A snapshot covers all jobs that callers have read in this many seconds."""
 
@@ -92,7 +92,7 @@ class ClusterContext:
 
     @property
     def queues(self) -> Sequence[Document] | None:
-        """Kueue's Workloads; None if the caller may not list them."""
+        """Kueue's Workload objects; None if the caller may not list them."""
         return self._list_once("queues", self._list_queues)
 
     def has(self, resource: Resource, name: str) -> bool:
@@ -132,7 +132,7 @@ class ClusterContext:
             return None
 
     def list(self, resource: Resource, selection: Selector) -> Sequence[Document]:
-        """List objects of a kind, and count the requests."""
+        """List objects of a kind. Each request is added to `requests`."""
         self.requests += 1
         listed = self._api.list(resource, selection)
         self.requests += listed.pages - 1
@@ -159,7 +159,8 @@ class ClusterSnapshot:
     is_fresh: bool = True
 
     def covers(self, ref: JobRef) -> bool:
-        """True if the snapshot listed the job's kind of workload and did not leave the job out."""
+        """True if the snapshot listed the job's kind of workload, and the job was among the listed
+        jobs."""
         return resource_of(ref) in self.kinds and (self.jobs is None or ref.job_id in self.jobs)
 
     def workload(self, ref: JobRef) -> Document | None:
@@ -171,8 +172,9 @@ class ClusterSnapshot:
         return self.pods.get(ref.job_id, ())
 
     def is_removed(self, ref: JobRef) -> bool:
-        """True if events, which a cluster keeps for an hour, show that a job's workload was
-        removed. A job created after the snapshot has events too, so read its workload again."""
+        """True if a job's workload was removed: there are events about it, which a cluster keeps
+        for an hour, but it does not exist now. It is read again, because a job created after the
+        snapshot has events, too."""
         self.context.covered.add(ref.job_id)
         name = names.workload_of(ref.job_id)
         kind = PATHWAYS_HEAD if ref.has_single_controller else HOSTS
@@ -186,7 +188,7 @@ class ClusterSnapshot:
         Args:
             ref: the job.
             workload: its workload.
-            waits: whether the job waits, so that nodes and queues matter.
+            waits: True if the job waits, so that the state of nodes and queues matters.
         """
         context, pods = self.context, self.pods_of(ref)
         context.covered.add(ref.job_id)
@@ -213,7 +215,8 @@ class ClusterSnapshot:
         )
 
     def _find_queued(self, workload: Document) -> Document | None:
-        """Return Kueue's Workload of a job; an empty one if the caller may not list them."""
+        """Return Kueue's Workload for a job's workload; an empty one if the caller may not list
+        Workloads."""
         queues = self.context.queues
         if queues is None:
             return {}
@@ -259,7 +262,7 @@ class SnapshotReader:
 
         Args:
             refs: the jobs.
-            fresh: list the objects now; threads that ask at the same time share the lists.
+            fresh: list the objects now. Threads that ask at the same time share the result.
 
         Raises:
             BackendUnavailable: the server does not answer.
@@ -318,7 +321,8 @@ def share_reader(api: Api) -> SnapshotReader:
 
 
 _readers: WeakValueDictionary[int, SnapshotReader] = WeakValueDictionary()
-"""Readers by `id()` of their connections, which they keep alive, so that ids are not reused."""
+"""Readers by the `id()` of their connections. Each reader keeps its connection alive, so that the
+id is not reused."""
 _lock = threading.Lock()
 
 
@@ -362,7 +366,8 @@ def _owners(thing: Document, field: str = "uid") -> list[str]:
 
 
 def _list_earlier(own: Document, workloads: Sequence[Document]) -> list[str] | None:
-    """Return the names of the jobs before `own` in its queue; None if it waits in none."""
+    """Return the names of the jobs before the Workload `own` in its queue; None if it is in no
+    queue."""
     if not _waits(own):
         return None
     queue = (own.get("spec") or {}).get("queueName")

@@ -51,9 +51,10 @@ REMOVED_FROM_CLUSTER = "its workload was removed from the cluster"
 CANCELLED = "The job was cancelled."
 
 LEAST_START_TIMEOUT_S = 2.0
-"""To save a call, the plan with the start timeout is not read in these first seconds of a wait."""
+"""In the first seconds of a wait, the start timeout cannot have passed, so the plan that contains
+it is not read."""
 SUBMISSION_S = 15.0
-"""Seconds after which a workload without a Secret counts as an interrupted submission."""
+"""If a workload has no Secret after this many seconds, its submission was interrupted."""
 _PHASES = {Stage.SUCCEEDED: JobStatus.SUCCEEDED, Stage.FAILED: JobStatus.FAILED}
 
 
@@ -120,8 +121,8 @@ def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
 
 
 def _explain_ends(pods: Sequence[Pod]) -> str:
-    """Explain why ended pods wait for other pods, or return "". For a while a cluster counts the
-    pods of a dead node as running, and it restarts no host before all pods have ended."""
+    """Explain why ended pods wait for other pods; "" if they do not. A cluster counts the pods of a
+    dead node as running for a while, and it restarts no host before all pods have ended."""
     rest, lost = [p for p in pods if not p.has_ended], [p for p in pods if p.has_lost_leader]
     leader = next((pod for pod in rest if pod.leads), None)
     if lost and leader is not None:
@@ -164,7 +165,7 @@ def _host(pod: Pod) -> HostStatus:
 
 
 def _trouble(pod: Pod) -> str:
-    """Return why a container does not start; "" while it is being prepared as usual."""
+    """Return why a container does not start; "" if it is being prepared as usual."""
     if pod.waiting_reason in ("", "ContainerCreating", "PodInitializing"):
         return ""
     return ": ".join(s for s in (_trouble_name(pod), pod.waiting_message) if s)
@@ -205,7 +206,7 @@ class JobFacts:
         has: returns whether the store has a record with this key.
         has_begun: returns whether all hosts were ever ready.
         goes_on: returns whether the job may get another attempt after losing its leader.
-        existed: returns whether a job had a workload earlier.
+        existed: returns whether the job had a workload earlier.
         start_timeout_s: returns the limit in its plan, in seconds.
     """
 
@@ -223,7 +224,8 @@ class JobFacts:
 
 
 def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
-    """Return the status of a job without a verdict, and the reason why it waits, if it does."""
+    """Return the status of a job without a verdict, and the reason for its wait if the job
+    waits."""
     workload = job.workload
     if workload is None:
         return _judge_absent(job), None
@@ -254,7 +256,8 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
 
 
 def _narrow_to(head: Pod, job: JobFacts) -> JobFacts:
-    """Return the facts for a job that waits only for its new head; its slices may follow later."""
+    """Return the facts about a job that now waits for its new head only. The job's slices may get
+    their nodes later, so a finding about them is not hopeless."""
 
     def explain(waits: bool) -> JobDiagnosis | None:
         finding = job.explain(waits)
@@ -266,12 +269,12 @@ def _narrow_to(head: Pod, job: JobFacts) -> JobFacts:
 
 
 def select_hosts(ref: JobRef, finding: JobDiagnosis) -> tuple[int, ...]:
-    """Return the hosts that a finding is about; all hosts if it is about Pathways' workers."""
+    """Return the hosts that a finding is about; all hosts if it is about workers of Pathways."""
     return tuple(h for h in finding.hosts if h < ref.hosts) or tuple(range(ref.hosts))
 
 
 def _judge_absent(job: JobFacts) -> Status:
-    """Judge a job without a workload: not created yet, cancelled, or removed."""
+    """Return the status of a job without a workload: not created yet, cancelled, or removed."""
     if job.has(layout.JobKeys(job.ref.job_id).cancellation):
         ended = (JobStatus.CANCELLED, CANCELLED, Exit.CANCELLED)
         everywhere = tuple(HostStatus(host, *ended) for host in range(job.ref.hosts))
@@ -286,8 +289,8 @@ def _judge_absent(job: JobFacts) -> Status:
 
 
 def _judge_running(job: JobFacts, workload: Document, status: Status) -> Status:
-    """Judge a running job: it has failed if it lost its leader for good. The cluster reports that
-    loss late, after the other pods have ended or the leader's node was removed."""
+    """Return the status of a running job: failed if the job lost its leader for good. The cluster
+    reports that loss late, after the other pods have ended or the leader's node was removed."""
     lost = pod_failures.why_leaderless(workload, job.pods)
     if lost is None or job.ref.has_head:  # The cluster replaces a lost head.
         return status
@@ -315,8 +318,8 @@ def _apply_finding(job: JobFacts, finding: JobDiagnosis, status: Status) -> Stat
 
 
 def _fail_overdue(job: JobFacts, workload: Document, status: Status) -> Status:
-    """Fail a job whose hosts have waited longer than its start timeout, with the reason why they
-    waited. After host 0 runs, it watches the timeout itself."""
+    """Return the status of a job whose hosts have waited longer than its start timeout: failed,
+    with the reason for their wait. Once host 0 runs, its leader watches the timeout itself."""
     since = waiting_since(workload, job.pods)
     if since is None or status.phase is not JobStatus.PENDING:
         return status
@@ -364,18 +367,18 @@ def created_at(workload: Document) -> float:
 
 
 def select_starting(pods: Sequence[Pod]) -> list[Pod]:
-    """Return the current attempt's pods that run or will run."""
+    """Return those pods of the current attempt that run or will run."""
     return [pod for pod in pods if not pod.has_ended and not pod.is_deleting]
 
 
 def has_leader(pods: Sequence[Pod]) -> bool:
-    """True if the leader runs: it then watches the start of its gang itself."""
+    """True if the leader runs; the leader then watches the start of its gang itself."""
     return any(pod.leads and pod.stage is Stage.RUNNING for pod in pods)
 
 
 def _is_led(pods: Iterable[Pod]) -> bool:
-    """True if the leader of a failed JobSet still runs, and so will write the verdict. A JobSet
-    fails with the first of its Jobs, before it deletes the others."""
+    """True if the leader of a failed JobSet still runs, so that the leader will write the verdict.
+    A JobSet fails when the first of its Jobs fails, before it deletes the others."""
     return any(pod.leads and pod.stage is Stage.RUNNING and pod.is_ready for pod in pods)
 
 

@@ -27,11 +27,11 @@ NETWORK = "network"
 GCSFUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
 _UNLIMITED = ("cpu-limit", "memory-limit", "ephemeral-storage-limit")
 GCSFUSE = {"gke-gcsfuse/volumes": "true"} | {f"gke-gcsfuse/{name}": "0" for name in _UNLIMITED}
-"""The annotations of pods with buckets. They remove ("0") the limits of the gcsfuse sidecar."""
+"""The annotations of pods with buckets. The values "0" remove the limits of the gcsfuse sidecar."""
 
 
 class Mounted(NamedTuple):
-    """A volume of a pod, and its mount in the container."""
+    """A volume of a pod, and the entry that mounts it in the container."""
 
     volume: Document
     mount: Document
@@ -57,8 +57,9 @@ def _bucket(name: str, data: Dataset, folder: str) -> Mounted:
 
 def key_of_leader(secret: str, key: str) -> Mounted:
     """Return the volume with the key of the gang's certificate, for pods that share a template.
-    Each pod mounts the path of its Job and pod index, and the volume has only host 0's path, so
-    other hosts get an empty folder (https://github.com/kubernetes/kubernetes/issues/65452).
+    Each pod mounts the path made of its Job's and its own index. The volume contains only host 0's
+    path, so other hosts get an empty folder
+    (https://github.com/kubernetes/kubernetes/issues/65452).
 
     Args:
         secret: the name of the Secret.
@@ -71,7 +72,7 @@ def key_of_leader(secret: str, key: str) -> Mounted:
 
 
 def are_bound_by_hosts(plan: Plan) -> bool:
-    """True if hosts mount some data at fixed paths themselves, because the cluster does not."""
+    """True if hosts themselves mount some data at fixed paths, because the cluster does not."""
     mounts = plan.cluster_mounts()
     return any(data.mount and mounts.get(n) != data.mount for n, data in enumerate(plan.data))
 
@@ -110,7 +111,7 @@ def folder_memory(plan: Plan) -> str:
 
 def shared_memory(plan: Plan) -> list[Mounted]:
     """Return the volume at /dev/shm, the memory that a pod's processes share. The default, 64 MB,
-    is too little for a data loader. Without a size the pod's memory is the limit."""
+    is too little for a data loader. If the plan gives no size, the limit is the pod's memory."""
     if local_folder(plan).rstrip("/") == SHM:
         return []  # Local checkpoints already have a volume at this path.
     size = plan.options.shm or half_of(plan.options.memory)

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from kinetic._store.base import Store
 
 LINGER_S = 2.0
-"""Longest wait in seconds for the reports of hosts whose supervisor was killed; 0.1 s is usual."""
+"""After a supervisor was killed, wait at most this many seconds for the reports of its hosts; 0.1 s
+is usual."""
 _STARTING = "its hosts are starting"
 _ENDING = "its supervisor was killed, and its hosts are ending"
 _KILLED = "its supervisor was killed"
@@ -151,7 +152,7 @@ class LocalBackend:
         verdict = self._verdict(ref)
         if verdict is not None:
             return verdict
-        # Read this before the lock: a supervisor may begin in between, and the lock then shows it.
+        # Read this before the lock: if a supervisor begins in between, the lock shows it.
         had_begun = self._was_supervised(ref)
         if self._is_supervised(ref):
             is_ready = (self._folder(ref) / "state.json").exists()
@@ -184,7 +185,7 @@ class LocalBackend:
         return liveness.watch_output(self._root, ref, request, attempt, hosts)
 
     def cancel(self, ref: JobRef) -> None:
-        """Ask the supervisor to stop the gang; wake a supervisor that is suspended (SIGSTOP)."""
+        """Ask the supervisor to stop the gang. Wake the supervisor if it is suspended (SIGSTOP)."""
         import signal
 
         pid = liveness.supervisor(self._folder(ref) / "lock")
@@ -215,7 +216,8 @@ class LocalBackend:
         return SocketConnection(socket.create_connection(("127.0.0.1", port)))
 
     def processes(self, ref: JobRef) -> GangProcesses | None:
-        """Return the processes that the supervisor has recorded; None if it has ended."""
+        """Return the processes that the supervisor has recorded; None if the supervisor has
+        ended."""
         if not (supervisor := self._is_supervised(ref) and self._supervisor(ref)):
             return None
         return GangProcesses(
@@ -234,8 +236,8 @@ class LocalBackend:
         return (*killed, *(ref.hosts + machine for machine in lost))
 
     def _lose_slices(self, ref: JobRef, machines: Sequence[int]) -> Sequence[int]:
-        """Simulate the loss of the slices with these machines; return the machines that exist, or
-        () if no worker of the job listens."""
+        """Simulate the loss of the slices that contain these machines. Return the machines that
+        exist; () if the job has no worker that can lose slices."""
         if not machines or not ref.has_single_controller:
             return ()
         from kinetic._core.plan import Plan
@@ -256,7 +258,8 @@ class LocalBackend:
         return existing if lost else ()
 
     def ending_fd(self, ref: JobRef) -> int | None:
-        """Return a descriptor that becomes readable when the supervisor ends; None without one."""
+        """Return a descriptor that becomes readable when the supervisor ends; None if the
+        supervisor does not run."""
         fd = liveness.ending_fd(self._folder(ref))
         return fd if fd >= 0 else None
 
@@ -266,8 +269,8 @@ class LocalBackend:
         return self._root / layout.JobKeys(ref.job_id).prefix / "local"
 
     def _lingers(self, ref: JobRef) -> bool:
-        """True while agents whose supervisor was killed still end their hosts and write reports,
-        for `LINGER_S` at most."""
+        """True while the agents of a killed supervisor still end their hosts and write reports, for
+        `LINGER_S` at most."""
         since = self._orphaned_at.setdefault(ref.job_id, time.monotonic())
         agents = (self._supervisor(ref) or {}).get("agents", {})
         return time.monotonic() - since <= LINGER_S and any(

@@ -43,7 +43,8 @@ _PROGRAM = str(Path(__file__).resolve().parents[2] / "_host" / "local" / "__main
 
 
 class _ZygoteDied(Exception):
-    """The zygote died; another one may start the supervisor. The text is its last output."""
+    """The zygote died; another zygote may be able to start the supervisor. The exception's text is
+    the last output of the dead one."""
 
 
 class Zygote:
@@ -95,7 +96,8 @@ class Zygote:
 
     @property
     def is_open(self) -> bool:
-        """True if the descriptor is still the zygote's socket: another file may have its number."""
+        """True if the descriptor is still the zygote's socket: if the program closed it, another
+        file may have its number now."""
         return pipes.is_same(self._socket.fileno(), self._inode)
 
     def launch(self, request: dict[str, Any]) -> int:
@@ -129,7 +131,8 @@ class Zygote:
         return int(reply["pid"])
 
     def import_ahead(self, libraries: Sequence[str]) -> None:
-        """Have the zygote import libraries, each once, before it forks the next supervisor."""
+        """Tell the zygote to import libraries before it forks the next supervisor. Each library is
+        sent only once."""
         missing = [name for name in libraries if name not in self.imports]
         self.imports.update(missing)
         if missing:
@@ -146,7 +149,7 @@ class Zygote:
         return data
 
     def _read_output(self) -> str:
-        """End the zygote; return the last lines of its output, to append to an error message."""
+        """End the zygote. Return the last lines of its output, to append to an error message."""
         self._end()
         with self._errors:
             self._errors.seek(0)
@@ -192,8 +195,8 @@ class Zygote:
 
 
 def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mapping[str, str]) -> int:
-    """Start a supervisor through the zygote for these modules, and the zygote if there is none. A
-    dead zygote is replaced once.
+    """Start a supervisor through the zygote for these modules, and return its process id. Start the
+    zygote if there is none; replace a dead one once.
 
     Raises:
         StoreFull: there is no space for the supervisor's first files.
@@ -233,15 +236,15 @@ def _refusal(job_id: str, why: str, number: int | None) -> KineticError:
 def warm_up(
     modules: tuple[str, ...], environ: Mapping[str, str], *, libraries: Sequence[str] = ()
 ) -> None:
-    """Start the zygote for these modules, so that it imports the modules and `libraries` while the
-    caller packs its call."""
+    """Start the zygote for these modules. It imports the modules and `libraries` while the caller
+    packs its call."""
     with _lock:
         _zygote_for(modules, environ).import_ahead(libraries)
 
 
 def try_out(modules: tuple[str, ...], environ: Mapping[str, str], *, limit_s: float = 60.0) -> str:
-    """Start a zygote for these modules, let it import them, and end it; return what went wrong, or
-    ""."""
+    """Start a zygote for these modules, let it import them, and end it. Return the error as text;
+    "" on success."""
     try:
         return Zygote(modules, environ).try_out(limit_s)
     except SubmitError as error:
@@ -262,7 +265,7 @@ def _zygote_for(modules: tuple[str, ...], environ: Mapping[str, str]) -> Zygote:
 
 
 def _spool() -> IO[bytes]:
-    """Open a file without a name, in memory if the system has such files."""
+    """Open an unnamed file, in memory if the system supports that."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("kinetic-zygote"), "w+b")
     from tempfile import TemporaryFile
@@ -271,8 +274,9 @@ def _spool() -> IO[bytes]:
 
 
 def _settings_of_zygote(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables that matter to a zygote: those read when modules are imported, and those
-    by which agents fetch data. A zygote serves only callers with equal values of them."""
+    """Return the variables that make a difference to a zygote: those read when modules are
+    imported, and those by which agents fetch data. Callers share a zygote only if these are
+    equal."""
     return tuple(
         sorted(
             (k, v)
@@ -299,8 +303,8 @@ def _forget(zygote: Zygote) -> None:
 
 
 def _reset_in_fork() -> None:
-    """After a fork, replace the lock, which a thread of the parent may hold, and disconnect from
-    the parent's zygotes, which end with the parent."""
+    """After a fork, replace the lock, which a thread of the parent may hold. Disconnect from the
+    parent's zygotes, which end with the parent."""
     global _lock
     _lock = threading.Lock()
     for zygote in _zygotes.values():
@@ -319,7 +323,7 @@ def _close_all() -> None:
 
 
 def _python_path(environ: Mapping[str, str]) -> str:
-    """Return a PYTHONPATH by which a child finds this copy of kinetic."""
+    """Return a PYTHONPATH with which a child process imports this copy of kinetic."""
     own = str(Path(__file__).resolve().parents[3])
     rest = environ.get("PYTHONPATH", "")
     return f"{own}{os.pathsep}{rest}" if rest else own

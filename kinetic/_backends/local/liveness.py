@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 POLL_S = 0.02
 """Seconds between two checks for new output."""
 _WAKE_AFTER_S = 0.1
-"""Longest sleep in seconds of a thread that follows a job: it must also notice a new attempt."""
+"""Longest sleep in seconds of a thread that follows a job: the thread must also notice new
+attempts."""
 _CHECKS_PER_S = 5000
 """Most checks of output files per second, for all hosts together."""
 
 
 class JobWatch:
-    """Wakes a thread that follows a job when a host prints, when the verdict is written, and when
-    the supervisor ends, a moment after the verdict.
+    """Wakes a thread that follows a job: when a host prints, when the verdict is written, and when
+    the supervisor ends, which is a moment after the verdict.
 
     Args:
         folder: the folder with the supervisor's lock.
         printed: files that grow when a host prints; some may not exist yet.
-        outcome: file of the verdict; None for that of the supervisor's own job.
+        outcome: file of the verdict; by default that of the job in `folder`.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class JobWatch:
         self._fd = -1
 
     def wait(self) -> None:
-        """Sleep until something changed, or for a moment."""
+        """Sleep until something has changed, or for `_WAKE_AFTER_S` at most."""
         if self._fd < 0 and not self._has_ended:
             self._fd = ending_fd(self._folder)
         poll = select.poll()
@@ -103,7 +104,8 @@ def watch_output(
         request: the output that is read.
         attempt: number of the attempt.
         hosts: indices of the hosts.
-        session_id: the session whose supervisor runs the job; "" if the job has one of its own.
+        session_id: the session whose supervisor runs the job; "" if the job has a supervisor of its
+            own.
     """
     keys = [request.key(ref, attempt, host) for host in hosts]
     if not request.metrics:
@@ -137,8 +139,8 @@ def ending_fd(folder: Path) -> int:
 
 
 def bar_supervisor(folder: Path) -> None:
-    """Remove the folder of a job whose start the caller gave up, unless the supervisor has begun. A
-    supervisor that begins later finds no folder and ends."""
+    """Remove the folder of a job whose start the caller has given up, unless the supervisor has
+    begun. A supervisor that begins afterwards finds no folder and ends."""
     import shutil
 
     with contextlib.suppress(OSError), open(folder / "lock", "a") as lock:
@@ -148,7 +150,7 @@ def bar_supervisor(folder: Path) -> None:
 
 def supervisor(lock: Path) -> int:
     """Return the process id of the supervisor that holds the job's lock; 0 if the lock is free. The
-    kernel knows the holder before the supervisor has written anything."""
+    kernel knows the process before the supervisor has written any file."""
     pid = locks.record_holder(lock)
     with contextlib.suppress(OSError):
         # On a shared disk the lock's holder may be another machine's process.
@@ -158,9 +160,10 @@ def supervisor(lock: Path) -> int:
 
 
 def is_agent(pid: int, job_id: str) -> bool:
-    """True if the process is an agent of the job and neither dead nor suspended."""
+    """True if the process is an agent of the job, and is neither dead nor suspended."""
     with contextlib.suppress(OSError):
-        # Just after the fork, an agent still has the supervisor's title, with the job's id in it.
+        # Just after the fork, an agent still has the title of the supervisor, which contains the
+        # job's id.
         can_end = processes.state(pid) not in ("", "T", "t", "Z", "X")
         return can_end and job_id.encode() in processes.command_line(pid)
     return False
@@ -169,7 +172,8 @@ def is_agent(pid: int, job_id: str) -> bool:
 def signal_hosts(
     gang: GangProcesses | None, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool
 ) -> tuple[int, ...]:
-    """Send a signal to the workers of hosts, or to their agents; return the hosts that got it."""
+    """Send a signal to the workers of hosts, or to their agents. Return the hosts whose process got
+    it."""
     role, first = "agent" if agents else "worker", {} if gang is None else gang.agents
     # Find all processes first: when one dies, the leader ends the others of its slice.
     pids = {
@@ -184,7 +188,8 @@ def signal_hosts(
 
 
 def _find_process(first: int, title: str) -> int | None:
-    """Return the id of the process with this title among `first` and its descendants, or None."""
+    """Return the id of the process with this title: the process `first` or one of its descendants.
+    None if there is no such process."""
     for pid in (first, *processes.descendants(first)):
         with contextlib.suppress(OSError):
             if processes.command_line(pid).rstrip(b"\0 ") == title.encode():

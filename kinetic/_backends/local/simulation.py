@@ -59,17 +59,16 @@ def document(plan: Plan) -> dict[str, Any]:
 
 
 def preload_modules(*, needs_jax: bool, variables: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules that are imported once for all hosts and all jobs of a caller.
-
-    Return none if the job sets variables that JAX or numpy read when they are imported.
-    """
+    """Return the modules to import once, in the zygote, for all hosts and all jobs of a caller; ()
+    if the job sets variables that JAX or numpy read when they are imported."""
     if any(name.startswith(("JAX_", "XLA_", "PYTHONPATH", *THREADS)) for name in variables):
         return ()
     return ("numpy", "jax") if needs_jax else ()
 
 
 def preload_libraries(libraries: Iterable[str], *, variables: Iterable[str]) -> tuple[str, ...]:
-    """Return the libraries to import early: none if the job sets variables that they may read."""
+    """Return the libraries to import early; () if the job sets variables that these libraries may
+    read."""
     return () if any(name.startswith(_READ_BY_LIBRARIES) for name in variables) else (*libraries,)
 
 
@@ -119,7 +118,8 @@ def check_memory(plan: Plan, available_bytes: int | None) -> None:
     """Refuse a slice that this machine cannot hold.
 
     Raises:
-        InsufficientMemory: the slice needs more memory than is free; says how many hosts fit.
+        InsufficientMemory: the slice needs more memory than is free; the message says how many
+            hosts fit.
     """
     need = memory_estimate_bytes(plan)
     if available_bytes is None or need <= available_bytes:
@@ -138,13 +138,13 @@ def check_memory(plan: Plan, available_bytes: int | None) -> None:
 
 
 def room(plan: Plan | None, cpus: int, available_bytes: int | None) -> int:
-    """Return how many gangs with this plan run well at once: a processor for each host, and memory
-    for all. At least one.
+    """Return how many gangs with this plan run well at the same time: each host needs a processor,
+    and all of them memory. At least 1.
 
     Args:
         plan: the plan of the gangs; None for gangs of one host.
         cpus: the number of processors of this machine.
-        available_bytes: the free memory, if known.
+        available_bytes: the free memory; None if unknown.
     """
     hosts, need = (
         (1, SHARED_BYTES + JAX_HOST_BYTES)
@@ -156,7 +156,11 @@ def room(plan: Plan | None, cpus: int, available_bytes: int | None) -> int:
 
 
 def check_loopback(plan: Plan, fault: Callable[[], str]) -> None:
-    """Refuse several hosts if they could not connect to each other.
+    """Refuse a job of several hosts if the hosts could not connect to each other.
+
+    Args:
+        plan: the job's plan.
+        fault: returns why the loopback interface does not work; "" if it does.
 
     Raises:
         PreflightError: the loopback interface does not work; the message says how to repair it.
@@ -169,7 +173,7 @@ def check_loopback(plan: Plan, fault: Callable[[], str]) -> None:
 
 
 def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:
-    """Refuse a debug job without a debugger.
+    """Refuse a job with debug=True if debugpy is missing.
 
     Raises:
         PreflightError: debugpy is missing.
@@ -189,7 +193,8 @@ def has_debugger() -> bool:
 
 
 def check_pathways(plan: Plan) -> None:
-    """Refuse an elastic single controller without the package that restarts its function.
+    """Refuse an elastic job with a single controller if pathwaysutils, which restarts the function,
+    is missing.
 
     Raises:
         PreflightError: pathwaysutils is missing.
@@ -204,7 +209,7 @@ def check_pathways(plan: Plan) -> None:
 
 
 def check_reach(plan: Plan, store_folder: Path | None) -> None:
-    """Refuse data that only a cluster mounts. Log which folders simulate writable buckets.
+    """Refuse data that only a cluster can mount. Log which folders simulate writable buckets.
 
     Args:
         plan: the job's plan.

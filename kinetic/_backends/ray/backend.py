@@ -109,7 +109,7 @@ def _fail(why: str, exit: Exit | None = None) -> Status:
 
 
 def _was_unable(job: RayJob) -> bool:
-    """True if a driver could not begin because of its interpreter, packages or environment."""
+    """True if a driver could not begin: its interpreter, packages or environment were at fault."""
     return (
         job.error_type in ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
         or job.exit_code in (NO_INTERPRETER, ProgramCode.UNUSABLE)
@@ -118,7 +118,7 @@ def _was_unable(job: RayJob) -> bool:
 
 
 def _why_failed(job: RayJob) -> str:
-    """Explain the end of a driver without a verdict, from its last output in Ray's message."""
+    """Explain why a driver ended without a verdict, from its last output in Ray's message."""
     lines = [line.strip() for line in job.message.splitlines() if line.strip()]
     own = [line for line in lines if line.startswith("kinetic: ")]
     missing = next((line for line in lines if line.startswith(_UNIMPORTABLE)), "")
@@ -143,8 +143,8 @@ def _why_failed(job: RayJob) -> str:
 
 
 OLDEST_RAY = (2, 49)
-"""The first version whose placement groups have labels. Dashboards up to 2.44 also damaged files:
-they added a letter before each."""
+"""The first version whose placement groups have labels. Dashboards up to 2.44 also damaged uploaded
+files, by adding a letter in front of each."""
 
 
 def check_versions(ray: str, python: str, ours: str) -> None:
@@ -174,7 +174,8 @@ _UNITS = {"cpu": "CPU", "gpu": "GPU", "tpu": "TPU"}
 
 
 def check_capacity(plan: Plan, nodes: Sequence[RayNode], *, grows: bool = False) -> None:
-    """Refuse a job that is too large for the whole cluster, unless the cluster may grow (`grows`).
+    """Refuse a job that is too large for the whole cluster, unless `grows` says that the cluster
+    may get more nodes.
 
     Raises:
         PreflightError: the job is too large; the message has its needs and the cluster's nodes.
@@ -192,7 +193,7 @@ def check_capacity(plan: Plan, nodes: Sequence[RayNode], *, grows: bool = False)
 
 
 def _list_needed(plan: Plan) -> dict[str, float]:
-    """List the resources that each host needs, by Ray's names; the accelerator's comes first."""
+    """List the resources that each host needs, by Ray's names. The accelerator comes first."""
     topology, cpus, memory = plan.topology, plan.options.cpu, plan.options.memory
     unit = _UNITS[topology.kind]
     needed = {unit: 1.0 if unit == "CPU" else float(topology.chips_per_host)}
@@ -220,8 +221,8 @@ def _count_slices(topology: Topology, needed: Mapping[str, float], nodes: Sequen
 
 
 def _fits_slice(topology: Topology, node: RayNode) -> bool:
-    """True if a node belongs to a slice of this shape. The number in the node's pod type is
-    ignored, because it may count cores instead of chips."""
+    """True if a node belongs to a slice of this shape. The number in the name of the node's pod
+    type is ignored, because it may count cores instead of chips."""
     generation = node.labels.get(_TYPE, "").partition("-")[0]
     shape = node.labels.get(_SHAPE, topology.shape_text)
     return generation == topology.family.replace("tpu", "v") and shape == topology.shape_text
@@ -267,7 +268,7 @@ def _name_node(node: RayNode, unit: str) -> str:
 DRIVER = "kinetic._host.ray"
 NO_INTERPRETER = 69
 STOP_MARGIN_S = 10
-"""Seconds for the hosts' last reports, added to the function's grace period."""
+"""Seconds added to the function's grace period for the hosts' last reports."""
 _RAYLETS = r"s/^--python_worker_command=\([^ ]*\).*/\1/p"
 _HAS_RAY = 'import importlib.util as u, sys; sys.exit(not u.find_spec("ray"))'
 
@@ -340,8 +341,9 @@ def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
     """Return the shell command of a driver, which runs a module of kinetic.
 
     Without `python` the driver uses the interpreter of Ray's own workers, often not the first one
-    on the PATH. It is read from the command line of the raylet, the parent of the shell's parent.
-    If the job installs packages, Ray puts their environment on the PATH, which then comes first.
+    on the PATH. The shell reads its path from the command line of the raylet, the parent of its own
+    parent. If the job installs packages (`installs`), the first interpreter on the PATH is used:
+    Ray puts the environment with the packages there.
     """
     workers = (
         "$(tr '\\0' '\\n' 2>/dev/null "
@@ -364,7 +366,8 @@ def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
 
 
 _LEAVING_S, _STOPPING_S = 20.0, 20.0
-"""Longest waits in seconds for a driver to end by itself, and to end after it was stopped."""
+"""Longest waits in seconds: for a driver to end by itself, and for a driver that was stopped to
+end."""
 
 
 class RayBackend:
@@ -475,7 +478,8 @@ class RayBackend:
         return (stored.read_verdict(self._store, ref) if status.phase.ended else None) or status
 
     def _read_wait(self, ref: JobRef, *, still: bool = True) -> str:
-        """Return the leader's note on a job's wait; with `still`, "" if the wait is over."""
+        """Return what the leader wrote about why the job is waiting; "" if it wrote nothing. With
+        `still`, also return "" if the wait is over."""
         try:
             note = record.parse(self._store.get(layout.JobKeys(ref.job_id).wait_note))
             return "" if still and note.get("is_over") else str(note["reason"])
@@ -483,7 +487,7 @@ class RayBackend:
             return ""
 
     def why_waiting(self, ref: JobRef) -> str | None:
-        """Return why the job does not run yet, from its leader's note."""
+        """Return why the job does not run yet, as its leader wrote it."""
         return self.status([ref])[ref.job_id].why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
