@@ -55,8 +55,8 @@ class CallQueue:
         self._prefix = layout.JobKeys(session_id).calls
 
     def take(self, hosts_per_slice: int) -> Call | None:
-        """Return the first call; None if no call waits. Calls that were cancelled or removed while
-        they waited are concluded on the way."""
+        """Return the first call that is to run, or None. On the way, write the verdicts of calls
+        that were cancelled while they waited, and drop the requests of removed ones."""
         for key, job_id in self._list_requests():
             keys = layout.JobKeys(job_id)
             wanted = (keys.outcome, keys.cancellation, keys.plan, keys.events)
@@ -81,8 +81,8 @@ class CallQueue:
         return None
 
     def _judge_begun(self, plan: Plan, begun: Sequence[events.GangEvent]) -> Outcome | None:
-        """Return the outcome of a call that an earlier leader had begun, by its events; None if it
-        has not begun. Its function must not run a second time."""
+        """Return the outcome of a call whose function an earlier leader had started, by its events;
+        None if it had not. The function must not run a second time."""
         if not any(event.kind is events.EventKind.READY for event in begun):
             return None
         number = attempts.find_newest(self._store, plan.job_id)

@@ -131,8 +131,9 @@ def _fork_on(requests: socket.socket, act: Callable[[], int]) -> NoReturn:
 def _run_once_adopted(
     requests: socket.socket, freed: int, run: Callable[[], int], owner: int
 ) -> int:
-    """Answer with this process's id, then run. First wait until the fork server has reaped the
-    intermediate process, and so closes `freed`: before that, the owner cannot wait for this id."""
+    """Wait to be adopted by the owner; answer with this process's id; then run. The fork server
+    closes `freed` after it has reaped the intermediate process: only then can the owner wait for
+    this process."""
     os.read(freed, 1)
     os.close(freed)
     if os.getppid() != owner:

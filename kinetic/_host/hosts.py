@@ -49,12 +49,13 @@ class Hosts(ABC):
 
     Promises:
         1. When an agent is ended or dies, everything that it started ends too.
-        2. One start of each host counts: requests from any other start get no assignment.
+        2. Only the current start of each host counts: requests from earlier starts get no
+           assignment.
         3. When the job is over, agents end by themselves once they are dismissed.
 
     Attributes:
         announced: hosts are started by a cluster, and announce each start.
-        alone: the gang is one host, forked by this process, which need not deliver its report.
+        alone: the gang is one host that this process forks; its report need not be delivered.
         stay: agents outlive an attempt and wait for the next one; otherwise each attempt has new
             agents.
         come_later: hosts of the first attempt may be started long after the leader.
@@ -108,7 +109,8 @@ class Hosts(ABC):
 
     @abstractmethod
     def all_gone(self) -> bool:
-        """True if the leader need not wait for any host at the end of the job."""
+        """True if the leader need not wait for any host: every host has ended, or knows that the
+        job is over."""
 
     # -- attempts ----------------------------------------------------------------------------------
 

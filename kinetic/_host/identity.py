@@ -34,40 +34,42 @@ class Identity:
 
     Attributes:
         store_uri: root of the store.
-        job_id: id of the job.
-        host: index in the gang; 0 is the leader.
+        job_id: id of the job; in a call of a session, of the call.
+        session: id of the session that leads the host through calls; "" outside of sessions.
+        secrets: values of the plan's secrets.
+        base_env: environment variables to which the worker's own are added.
+        scratch: folder for the source tree and temporary files; removed at the end.
+
+        host: index in the gang.
         hosts: size of the gang.
+        role: "head" leads the job and runs no function, "host" is led by a head; "" if host 0 or
+            the supervisor leads.
+        simulated: the chips are virtual devices of the processor.
+        is_program: this host has a program, which forks its agent; otherwise the supervisor on this
+            machine forks all agents.
+        is_pod: a cluster started this host, and may start it again.
+        parent: id of the process whose end also ends this host's program; 0 for none.
+        is_mirrored: the agent repeats the worker's output on its own standard streams.
+        debug_port: port for the debugger of a debug job; 0 for any free port.
+
         target: gRPC target of the coordinator.
         token: the job's token.
         certificate: PEM of the coordinator's certificate over TCP; "" for a Unix socket.
-        address: IP address or name at which the other hosts reach this one.
-        scratch: folder for the source tree and temporary files; removed at the end.
         key: PEM of the certificate's private key; "" in all programs but the leader's.
-        role: "head" leads an elastic job and runs no function; "host" is a host that a head leads;
-            "" if host 0 or the supervisor leads.
-        is_program: the agent's parent is this host's program, not the gang's supervisor.
-        simulated: the chips are virtual devices of the processor.
-        is_mirrored: the agent repeats the worker's output on its own standard streams.
-        attempt: number of the attempt, from 1.
-        is_pod: a cluster started this host, and may start it again.
-        restarts: how often the cluster has restarted all pods; 0 if unknown.
-        base_env: variables that the worker starts from.
-        secrets: values of the plan's secrets.
+        address: IP address or name at which the other hosts reach this one.
         heartbeat_s: seconds between two heartbeats.
+        unreachable_after_s: seconds without the coordinator after which the worker is ended.
+        join_timeout_s: seconds for which the coordinator may take to come up.
+
+        attempt: number of the attempt, from 1.
         assignment: the host's assignment to this attempt; None if the job has only one attempt.
+        assigned_index: index among all hosts of the job, the same in all attempts.
+        stays: the agent process outlives the attempt, and waits for the next assignment.
+        start: number of the host's start, from 1: a lost host is started again.
+        restarts: how often the cluster has restarted all pods; 0 if unknown.
+        turn: number of the gang among all gangs of the session; 0 outside of sessions.
         lost_at: time of the failure that this attempt recovers from, on this machine's monotonic
             clock; 0.0 for none.
-        assigned_index: with an assignment, the index among all hosts of the job, the same in all
-            attempts.
-        stays: the agent waits for an assignment to the next attempt.
-        start: number of the host's start, from 1: a lost host is started again.
-        debug_port: port for the debugger of a debug job; 0 for any free port.
-        unreachable_after_s: how long the coordinator may be unreachable before the worker is
-            ended.
-        join_timeout_s: how long the coordinator may take to come up.
-        parent: the process with which this host's program dies; 0 for none.
-        session: id of the session that leads the host through calls; "" outside of sessions.
-        turn: number of the current gang among all gangs of the session.
     """
 
     store_uri: str
@@ -142,12 +144,16 @@ class Identity:
 def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
     """Read the identity from `KINETIC_*` variables, as a cluster's manifests set them.
 
-    The index is `KINETIC_HOST_INDEX`; a template that all hosts of a cluster share has
-    `KINETIC_JOB_INDEX` (the slice), `KINETIC_POD_INDEX` (in it) and `KINETIC_HOSTS_PER_SLICE`
-    instead. The secrets of the gang lie in the folder that `KINETIC_CREDENTIALS` names (`token`,
-    `tls.crt`, and for the leader `tls.key`), or are `KINETIC_TOKEN`, `KINETIC_TLS_CERTIFICATE` and
-    `KINETIC_TLS_KEY`; where all hosts share a template, the folder that `KINETIC_TLS_KEY_DIR` names
-    has `tls.key` on host 0 alone.
+    The index of the host comes from:
+        - `KINETIC_HOST_INDEX`, or
+        - in a template that all hosts share: `KINETIC_JOB_INDEX` (the slice), `KINETIC_POD_INDEX`
+          (the host in the slice) and `KINETIC_HOSTS_PER_SLICE`.
+
+    The secrets of the gang come from:
+        - the folder `KINETIC_CREDENTIALS`: files `token`, `tls.crt` and, for the leader, `tls.key`;
+          or
+        - `KINETIC_TOKEN`, `KINETIC_TLS_CERTIFICATE` and, for the leader, `KINETIC_TLS_KEY`; in a
+          template that all hosts share, `tls.key` in the folder `KINETIC_TLS_KEY_DIR` instead.
 
     Raises:
         UsageError: a variable or a file is missing or malformed.

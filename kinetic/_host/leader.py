@@ -57,12 +57,12 @@ LEAVE_S = 3.0
 FIRST_SIGN_S = 60.0
 """Time that a started host has until its first request."""
 TO_JOIN_S = 10.0
-"""Time that is left for started hosts to join when others do not come up in time."""
+"""Time that started hosts have to join, even if the limit passes while other hosts are missing."""
 _SILENT = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
 _ASKS_S = 1.0
 """Time that agents have to ask for the next call after a failed one."""
 _MOST_BEGINNINGS = 3
-"""Attempts of a call of which one follows if a host dies before all are ready."""
+"""A call whose host dies before all hosts are ready begins again, up to this many attempts."""
 
 
 class Leader:
@@ -216,9 +216,9 @@ class Leader:
         return ended
 
     def _dismiss(self, ended: Attempt) -> None:
-        """Dismiss all hosts; hosts that have returned know already. Do not wait for agents that
-        never joined or fell silent. If the records were removed, wait for no agent that has yet to
-        connect: the socket was removed with them."""
+        """Dismiss all hosts; after a success they know already. Kill agents that never joined or
+        fell silent instead of waiting for them. If the job's records were removed, kill all agents:
+        the socket was removed with the records, so nothing can reach them."""
         with contextlib.suppress(KineticError, OSError):  # On an error they count as existing.
             self._removed |= self._hosts.stay and not self._has_records()
         indices, reports = self._indices_of(self._policy.slices), self._gang.reports
@@ -310,8 +310,8 @@ class Leader:
         return Attempt(replace(ended, ended_at=time.time()), removed=self._removed)
 
     async def _await_hosts(self, runtime: LeaderRuntime) -> Outcome | None:
-        """Wait until all hosts of the session are there; return the outcome if they are not in
-        time."""
+        """Wait until all hosts of the session are ready, and return None. If the session ends
+        before, return its outcome."""
         limit_s = self._plan.limits.start_timeout_s
         until = time.monotonic() + limit_s
         while self._policy.missing:
@@ -332,19 +332,19 @@ class Leader:
         return None
 
     def _decide_for_session(self) -> Decision | None:
-        """Decide as for any job; a session that is given up must end."""
+        """Decide as for any job. If the policy gives up, have the session end."""
         decision = self._decide()
         if isinstance(decision, GiveUp):
             self._end_session(Verdict.FAILED, decision.reason)
         return decision
 
     def _end_session(self, verdict: Verdict, reason: str) -> Outcome:
-        """End the session, unless it must end already; return its outcome."""
+        """Set the outcome of the session, unless it is set already; return it."""
         self._session_end = self._session_end or Outcome(verdict, reason=reason)
         return self._session_end
 
     def _judge_session(self) -> Outcome | None:
-        """Return the outcome of a session that must end now."""
+        """Return the outcome of the session if it must end now, else None."""
         holds, budget_s = self._plan.holds, self._plan.limits.budget_s
         if self._session_end is not None or holds is None or not self._held_since:
             return self._session_end
@@ -364,7 +364,7 @@ class Leader:
         self, call: Call, queue: CallQueue, coordinator: Coordinator, runtime: LeaderRuntime
     ) -> Outcome | None:
         """Run all attempts of a call, and store its verdict. Return the session's outcome if the
-        session must end."""
+        session must end, else None."""
         self._call, self._is_call_cancelled = call, False
         watch = runtime.watch(partial(queue.is_cancelled, call.job_id), self._cancel_call)
         failed_before, ended = "", None
@@ -389,7 +389,8 @@ class Leader:
         return ended
 
     async def _form_for_call(self, call: Call, runtime: LeaderRuntime) -> Outcome | None:
-        """Wait until all slices are ready. Return the call's outcome if it does not begin."""
+        """Wait until all slices are ready, and return None. If the call cannot begin, return its
+        outcome."""
         while True:
             ended = self._judge_session()
             if ended is not None or self._is_call_cancelled:
@@ -453,16 +454,16 @@ class Leader:
         return outcome
 
     async def _keeps(self, world: int, indices: Sequence[int], runtime: LeaderRuntime) -> bool:
-        """True if all hosts keep a world after a failed call. Their agents say so when they ask for
-        the next one, a moment later."""
+        """True if, after a failed call, all hosts still keep this world. Their agents say so when
+        they ask for the next call, a moment later."""
         room, until = self._hosts.waiting_room, time.monotonic() + _ASKS_S
         while not (room.is_complete(indices) or self._hosts.dead) and time.monotonic() < until:
             await runtime.pause()
         return not self._hosts.dead and room.find_common_world(indices) == world
 
     def _choose_world(self, call: Call, indices: Sequence[int]) -> dict[str, Any]:
-        """Return the world in which a call runs, as fields of the assignments: that of the last
-        call that was kept, if all hosts still have it."""
+        """Return the world in which a call runs, as fields of the assignments: the kept world of an
+        earlier call if all hosts still have it, else a new one; 0 if this call keeps nothing."""
         if not (call.plan.options.keep or self._plan.options.keep):
             return {"world": 0}
         if world := self._hosts.waiting_room.find_common_world(indices):
@@ -472,7 +473,8 @@ class Leader:
         return {"world": self._worlds, "notice": loss if self._worlds > 1 else ""}
 
     def _repeats(self, call: Call, outcome: Outcome) -> bool:
-        """True if another attempt of the call follows; its policy is at that attempt then."""
+        """True if another attempt of the call follows; its policy is then advanced to that
+        attempt."""
         if self._gang.unwanted:
             return False
         first = outcome.first

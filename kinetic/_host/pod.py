@@ -136,9 +136,9 @@ def _ask_in_child(identity: Identity, start_timeout_s: float) -> int:
 
 
 def _ask_leader(identity: Identity, start_timeout_s: float, answers: int) -> int:
-    """Ask host 0 for the attempt, repeatedly: host 0's name resolves to the previous leader until
+    """Ask host 0 for the attempt until it answers: its name resolves to the previous leader until
     that has ended, and the previous leader refuses hosts of a later start. Write the attempt, or
-    why there is none."""
+    why there is none, to the descriptor `answers`."""
     from dataclasses import replace
 
     from kinetic._rpc.client import ControlClient

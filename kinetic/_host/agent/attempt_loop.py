@@ -1,4 +1,4 @@
-"""The agent process of a host whose job may have several attempts: it runs an `Agent` in each.
+"""The agent process of a host whose job may have several attempts: it runs one `Agent` per attempt.
 
 Each attempt has a new worker, forked by a process that has no threads. Between two attempts the
 process waits for the host's assignment from the coordinator.
@@ -36,7 +36,8 @@ Logs = Callable[[Identity], tuple[Path, Path]]
 
 
 class AttemptLoop:
-    """Takes part in one attempt after the other. Create it before this process has threads."""
+    """Runs the agent of one host, attempt after attempt. Create it before this process has
+    threads."""
 
     def __init__(
         self, identity: Identity, plan: Plan, store: Store, *, logs: Logs, alive_fd: int
@@ -68,7 +69,8 @@ class AttemptLoop:
         self._preloaded: set[str] = set()
 
     def run(self) -> int:
-        """Take part until no attempt follows; return the exit code of the agent process."""
+        """Run this host's part of every attempt of the job; return the exit code of the agent
+        process after the last one."""
         is_first = self._identity.start == 1 and self._plan.holds is None
         identity: Identity | None = self._identity if is_first else None
         worker, code = self._new_worker(), int(ProgramCode.DELIVERED)
@@ -83,7 +85,7 @@ class AttemptLoop:
                 if self._world not in (0, place.world):
                     worker = self._replace(worker)
             plan = self._plan
-            if identity.session:  # Each call has its own.
+            if identity.session:  # Each call has its own plan.
                 plan = Plan.read(self._store.get(layout.JobKeys(identity.job_id).plan))
             # Libraries may read variables when they are imported.
             is_usual = plan.options.env == self._plan.options.env and not plan.captured
@@ -116,7 +118,7 @@ class AttemptLoop:
             identity = None
 
     def _replace(self, worker: WorkerProcess, server: ForkServer | None = None) -> WorkerProcess:
-        """End a worker that the next call does not use; return a new one."""
+        """End a worker that cannot be used for the next call; return a new one."""
         self._world = 0
         worker.kill()
         worker.reap()
@@ -125,7 +127,8 @@ class AttemptLoop:
         return self._new_worker(server)
 
     def _preload(self, imports: dict[str, Any]) -> None:
-        """Have the second fork server import what a call has imported, each module once."""
+        """Have the second fork server, if any, import what a call has imported, each module
+        once."""
         new = [name for name in imports.get("names", ()) if name not in self._preloaded]
         for server in self._fork_servers[1:]:
             if new and server.is_ready():
@@ -133,8 +136,8 @@ class AttemptLoop:
                 self._preloaded.update(new)
 
     def _choose_fork_server(self, *, is_usual: bool = True) -> ForkServer:
-        """Return the fork server for a call: the first one only if the call has variables of its
-        own, or while the second one imports."""
+        """Return the second fork server if there is one and it is not importing, else the first. A
+        call with variables of its own (`is_usual` is False) always gets the first."""
         first, *others = self._fork_servers
         return next((server for server in others if is_usual and server.is_ready()), first)
 
@@ -205,8 +208,8 @@ class AttemptLoop:
 
 
 def _import_for_calls(plan: Plan) -> None:
-    """Import what each worker of a session needs, so that forks have it. On this machine, the
-    zygote has done this."""
+    """Import what every worker of a session needs, so that its forks need not. For sessions on this
+    machine the zygote has done this."""
     for name in process.PRELOADED:
         importlib.import_module(name)
     if not any(name.startswith("JAX_") for name in plan.options.env):

@@ -39,7 +39,7 @@ def root(identity: Identity, store: Store) -> Path:
 
 
 def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datasets:
-    """Make the plan's data available on this host. `folder` is the host's own.
+    """Make the plan's data available on this host, whose own folder is `folder`.
 
     Raises:
         SetupFailed: data that the host uses in place, or fetches, does not exist.

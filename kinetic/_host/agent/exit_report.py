@@ -26,7 +26,7 @@ TAKEN_AWAY = HostView(
         "It was asked to end: it was deleted, evicted or preempted, or its machine is going away."
     ),
 )
-"""The view on which the agent acts when its host is taken away."""
+"""Stands in for the coordinator's view when this host itself is taken away."""
 NEARLY_ALL = 0.85
 """Share of the memory limit above which a killed worker probably ran out of memory. Memory daemons
 and clusters kill processes that the kernel does not count as victims."""
@@ -44,7 +44,7 @@ class Moment:
     Attributes:
         started: the function was called.
         ending: the worker's message that the function has ended, which it sends before it pickles
-            the value or reads the exception.
+            the value or reads the exception; None if it has not.
     """
 
     started: bool = True
@@ -81,9 +81,18 @@ def ending_of(
 ) -> HostReport:
     """Return the report on a host's end.
 
-    The first of these counts: a returned value, or an exception (or `sys.exit`, even with 0) raised
-    before the agent was asked to stop; the coordinator's reason (cancelled, timeout, hang,
-    stopped); the worker's last message; its wait status.
+    The first of these that applies decides: a returned value, or an exception (or `sys.exit`, even
+    with 0) raised before the agent was asked to stop; the coordinator's reason for the stop
+    (cancelled, timeout, hang, stopped); the worker's last message; its wait status.
+
+    Args:
+        end: the worker's last message, or None.
+        status: the worker's wait status; None while it runs.
+        stop: the coordinator's view if the host was told to stop, else None.
+        host: index of the host.
+        peak_bytes: peak memory of the worker.
+        memory: what the kernel's counters say about a worker that died without a message.
+        moment: how far the worker had come.
     """
     has_value = end is not None and end["event"] == Exit.RETURNED and not end.get("by_exit")
     if stop is not None and stop.stop_exit is not None and not has_value:

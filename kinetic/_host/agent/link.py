@@ -47,7 +47,7 @@ class Link:
     def __init__(
         self, identity: Identity, beat: Callable[[], Heartbeat], channel: Any = None
     ) -> None:
-        """Make the link; `channel` is an open one to the coordinator, or None."""
+        """Make the link, over an open `channel` to the coordinator if there is one."""
         self._identity, self._channel = identity, channel
         self._beat = beat
         self._orders: queue.SimpleQueue[Callable[[AgentClient], object] | None]

@@ -42,7 +42,8 @@ _GLOO_WORDS = b"|".join(map(re.escape, _GLOO_PIECES))
 _GLOO_LINE = rb"(?m)^\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\. Expected [a-z ]+ : \1\n"
 _GLOO_MIXED = rb"(?m)^(?:\d*(?:%s)(?:%s|\d+)*\n)+" % (_GLOO_WORDS, _GLOO_WORDS)
 """Lines that Gloo prints when hosts connect: one for each device, from several threads, so that
-pieces of lines may be mixed. `re` compiles it when a gang of several hosts prints something."""
+pieces of lines may be mixed. The pattern is compiled when a gang of several hosts first prints
+something."""
 MIRRORED_BYTES = 1 << 20
 """Output that is kept for a slow reader; more is dropped."""
 CLOSE_S = 5.0

@@ -68,8 +68,8 @@ class Agent:
         channel: Any = None,
         packages: AddedPackages | None = None,
     ) -> None:
-        """Make the agent; on a session, with the tree of the last call, an open `channel` to the
-        coordinator, and the packages that calls have added."""
+        """Make the agent. In a session, `tree` is the source tree of the last call, `channel` an
+        open channel to the coordinator, and `packages` what calls have added."""
         self._identity, self.tree, self._packages = identity, tree, packages
         self._keeps = identity.assignment is not None and identity.assignment.world > 0
         self._plan = plan
@@ -447,7 +447,8 @@ class Agent:
         return joining.join_state(str(self._workspace.root / WORLD_FILE))
 
     def _conclude(self) -> None:
-        """Make the report, once, after the worker's last message or its death."""
+        """Make, store and deliver the report, once, after the worker's last message or its
+        death."""
         if self._report is not None:
             return
         # In a preemption the report is urgent: `_clean_up` keeps the files.
@@ -459,15 +460,15 @@ class Agent:
         self._report, stored = self._reporter.conclude(
             report, self._end or {}, is_discarded=self._preemption.discards_end
         )
-        # An agent that is alone need not deliver it: the supervisor reads it from the store.
+        # The supervisor reads the report of an only host from the store: no delivery needed.
         self._machine.note_report(self._report, arrives=self._alone and stored)
         if self._gate is not None:
             self._gate.close()
         self._link.report(self._report)
 
     def _keep_chip_logs(self) -> None:
-        """Store the logs of chips. A simulated host has them only in a folder that the user
-        names."""
+        """Store the logs of TPU chips. A simulated host has such logs only if the user's variables
+        name a folder of them."""
         identity = self._identity
         folder = self._plan.options.env.get(chip_logs.VARIABLE, "")
         if not identity.simulated:
@@ -522,13 +523,14 @@ class Agent:
             workspace.remove(Path(self._identity.scratch) / f"host-{self._identity.index}")
 
     def _is_swept_up(self) -> bool:
-        """True if the supervisor removes this host's folder after it has written the verdict,
-        which must not wait for the removal."""
+        """True if the supervisor will remove this host's folder. It does so after it has written
+        the verdict, which must not wait for the removal."""
         is_last = not self._identity.stays and self._plan.options.retries == 0
         return self._identity.simulated and is_last and os.getppid() == self._supervisor
 
     def release(self) -> None:
-        """Free the link and descriptors, in a process that takes part in another attempt."""
+        """Free the link and the descriptors of this attempt, because this process takes part in
+        another."""
         self._link.stop()
         self._selector.close()
         if self._worker.is_kept and not self._worker.ports:

@@ -84,8 +84,9 @@ class Preemption:
         return self.is_known and self._in_gang and (self._has_service or self.function_polls)
 
     def overriding_stop(self, stop: HostView | None) -> HostView | None:
-        """Return the view whose reason replaces the function's own end after a stop of the gang;
-        None if its own end stands."""
+        """Return the view that decides how the function's end is reported when the gang was
+        stopped; None if the function's own end is reported. `stop` is the coordinator's view if it
+        has stopped the host, else None."""
         if stop is not None and stop.stop_exit in (Exit.CANCELLED, Exit.OVER_BUDGET):
             return stop
         if self.is_ours:

@@ -123,7 +123,8 @@ class Reporter:
             self._log.say(f"kinetic: {text} More: kinetic jobs explain {job_id}")
 
     def tell_of_late_exit(self, stacks: str) -> None:
-        """Log that the process had to be killed after the function, and where it was."""
+        """Log that the worker was killed because it kept running after the function had ended, and
+        at which line of `stacks`."""
         at = blame.describe_position(stacks) if blame.parse(stacks).frames else ""
         self._log.say(
             f"kinetic: after the function had ended, its process kept running{at}, perhaps in an "
@@ -131,13 +132,15 @@ class Reporter:
         )
 
     def tell_of_preemption(self, left_s: float, why: str = "") -> None:
-        """Log that the function should save, and why: by default, a host is taken away."""
+        """Log that the function has `left_s` seconds to save, and why: by default, because a host
+        is taken away."""
         why = why or "a host of this job is about to be lost (preempted, or its node is drained)"
         self._log.say(f"kinetic: {why}: the function has {left_s:.0f} s to save.")
 
     def name_leftovers(self, trees: Collection[int], own: Collection[int] = ()) -> None:
-        """Log the function's remaining processes, except those that end in time, the agent's `own`,
-        its `trees` of processes, and pools, which a library ends with the interpreter."""
+        """Log which processes of the function still ran after its end, although they had time to
+        end. Leave out the agent's `own` processes, those in `trees` of processes, and pools, which
+        libraries end when the interpreter exits."""
         remaining = processes.await_leaving(LEFTOVER_GRACE_S, own, trees)
         leftovers = [
             f"{processes.name(pid).replace('kinetic-worker', 'fork of the function')} ({pid})"
@@ -160,8 +163,9 @@ class Reporter:
             self._say_after_output(f"kinetic: processes of pools were killed: {pids}")
 
     def log_failure(self, report: HostReport, discarded: Message) -> None:
-        """End the host's log as the output of any failing program ends. Log an exception even if
-        the worker's last message is `discarded`: saving may have failed."""
+        """End the host's log as the output of any failing program ends. If the worker's last
+        message was `discarded`, log the exception in it all the same: saving a checkpoint may have
+        failed."""
         raised = discarded.get("error")
         if raised and report.error is None and not raised["type_name"].endswith(ENDS_QUIETLY):
             self._say_after_output(raised["traceback"].rstrip())

@@ -74,8 +74,8 @@ def has_moved(since: Sample, now: Sample) -> bool:
 
 
 def measure_starvation(before: Sample, now: Sample) -> float:
-    """Return for how many seconds a worker had no processor between two samples; 0.0 if its idle
-    threads alone may have waited that long."""
+    """Return how many seconds the worker waited for a processor between two samples. If waits of
+    idle threads could explain all of it, return 0.0."""
     elapsed, starved_s = now.time_s - before.time_s, now.starved_s - before.starved_s
     return min(starved_s, elapsed) if starved_s > STARVED_SHARE * elapsed else 0.0
 

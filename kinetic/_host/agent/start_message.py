@@ -199,11 +199,17 @@ def _requested_path(identity: Identity, plan: Plan, space: Workspace) -> list[st
 
 
 def make_search_path(folders: Sequence[str], inherited: str, *, client_root: str, tree: str) -> str:
-    """Return the search path: the tree's folders first, then the caller's, with the tree in place
-    of the project.
+    """Return a PYTHONPATH for programs on a host: the tree's folders first, then the caller's
+    entries, of which those in the project are replaced by the same folders in the tree.
 
     Omit a folder of the tree with a module named like one of the standard library, because it would
     hide that module from every program. Folders of the caller's own PYTHONPATH stay.
+
+    Args:
+        folders: folders of the tree from which the job imports.
+        inherited: the caller's PYTHONPATH; "" if not set.
+        client_root: the project's folder on the caller's machine.
+        tree: the project's folder on this host.
     """
     own = [folder for folder in folders if not _hides_standard_modules(folder)]
     theirs = (

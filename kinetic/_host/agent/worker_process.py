@@ -40,19 +40,19 @@ class WorkerProcess:
         out, err: read ends of its standard streams.
         channel: messages to and from it.
         fork_server: the fork server that has forked it, or None.
-        keep: process ids of the agent's fork servers, which must not be killed with it, nor their
-            descendants.
+        keep: process ids of the agent's fork servers; neither they nor their descendants may be
+            killed with the worker.
         has_ended: it has been reaped.
         status: its wait status, once it has ended.
         stacks_thread: id of its thread that only writes stacks; 0 before it has one.
         is_kept: it has ended a call of its session, and waits for the next one.
-        leader: the address of the leader in the world of JAX that it has been told; "" for none.
+        leader: the leader's address in the world of JAX, as sent to the worker; "" if none was.
         ports: sockets that reserve the ports in that address.
     """
 
     def __init__(self, title: str, fork_server: ForkServer | None = None) -> None:
-        """Fork the worker from this process, which must have no threads, or from a fork server
-        whose children run `serve`."""
+        """Fork the worker from this process, which must have no threads; or from a fork server that
+        was made to run `serve` in its children."""
         agent_end, worker_end = socket.socketpair()
         self.out, out = os.pipe()
         self.err, err = os.pipe()

@@ -84,9 +84,9 @@ def prepare(
     *,
     is_kept: bool = False,
 ) -> Workspace:
-    """Make the host's folder: fetch, verify and unpack everything that the job has sent. `before`
-    is the tree of the last call on a session. With `is_kept`, the worker is that of the last call,
-    and has a local folder.
+    """Make the host's folder: fetch, verify and unpack everything that the job has sent. In a
+    session, `before` is the tree of the last call, or None; with `is_kept`, the worker of the last
+    call runs this one, too, and has its local folder already.
 
     Raises:
         SetupFailed: the stored content is damaged or missing, or this host's disk is full.
@@ -146,8 +146,9 @@ def prepare(
 
 
 def clear(space: Workspace) -> UnpackedTree | None:
-    """Remove everything from the host's folder but the tree, which the next call of the session
-    renews. Return None if there is none, or if the function has left no such folder."""
+    """Remove everything from the host's folder except the source tree. Return the tree, which the
+    next call of the session updates; None if there is no tree to keep, because the function removed
+    it, say, or if something could not be removed."""
     if space.unpacked is None or space.tree.is_symlink() or not space.tree.is_dir():
         return None
     with contextlib.suppress(OSError):
@@ -319,11 +320,12 @@ def remove(workspace_root: Path) -> None:
 
 
 def prepare_home(identity: Identity, plan: Plan) -> Home | None:
-    """Return the local folder of a host, which lasts from attempt to attempt; None for none. A pod
-    has a volume; a simulated host gets a folder in its machine's memory.
+    """Return the local folder of a host, which lasts from attempt to attempt: a pod's volume, or
+    for a simulated host a folder in its machine's memory.
 
-    With GKE's multi-tier checkpointing and a JobSet of nothing but slices, a service of the cluster
-    manages the volume and tells each host its index among JAX's processes: then return None.
+    Return None if the host has no such volume or memory. Also return None with GKE's multi-tier
+    checkpointing in a JobSet of slices only: there a service of the cluster manages the volume and
+    tells each host its index among JAX's processes.
 
     Raises:
         OSError: the folder that the user named in `env=` cannot be made.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SOCKET_PATH_LIMIT = 100
 """Longest path of a Unix socket, in bytes; the kernel accepts 107."""
 _ROOM_FILES = 32
-"""Free files below which a disk is nearly full."""
+"""Number of free inodes below which a disk counts as nearly full."""
 _ADDRESS_SYNTAX = frozenset("%#?")
 """Characters with a meaning in the address of a socket."""
 ATTEMPT_FILES = ("state.json", "fetching")

@@ -264,7 +264,8 @@ def locate_store(uri: str) -> str:
 
 
 def take_package(name: str) -> bytes | None:
-    """Return and delete the package gcs://name; None if it does not exist."""
+    """Return and delete a package in Ray's control store (GCS; not Google's Cloud Storage); None if
+    it does not exist."""
     from ray.experimental import internal_kv
 
     key = f"gcs://{name}".encode()

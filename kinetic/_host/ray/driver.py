@@ -84,7 +84,7 @@ class RayHosts(RemoteHosts):
         """Make the hosts.
 
         Args:
-            hosts, slices: of the job.
+            hosts, slices: numbers of hosts and slices of the job.
             needs: resources of one slice.
             variables: returns the variables of a host's program.
             starts_each: a slice may start before the others are reserved.
@@ -393,14 +393,14 @@ class _Driver:
 
 
 class _WaitingNote:
-    """The note in the store with the reason why the job waits, or last waited."""
+    """Writes into the store why the job waits, or last waited."""
 
     def __init__(self, store: Store, job_id: str) -> None:
         self._store, self._key = store, layout.JobKeys(job_id).wait_note
         self._note: dict[str, object] = {"reason": "", "is_over": True}
 
     def tell(self, reason: str) -> None:
-        """Write the note if `reason` has changed; "" means that the job no longer waits."""
+        """Write the reason if it has changed; "" means that the job no longer waits."""
         note = {"reason": reason or self._note["reason"], "is_over": not reason}
         if note != self._note:
             self._note = note

@@ -73,8 +73,13 @@ def run_script(path_rel: str, args: Sequence[str], written: str) -> None:
     """Run a Python file as `python FILE ARGS…` does: as `__main__`, with its folder first on
     sys.path.
 
-    `path_rel` is relative to the caller's working directory. If that is part of the source tree,
-    this process runs in its copy. The script's folder is on sys.path in any case.
+    Args:
+        path_rel: path of the file relative to the caller's working directory, of which this
+            process's is a copy if it is in the source tree; otherwise the file is looked for on
+            sys.path.
+        args: arguments of the script.
+        written: path of the file as the user wrote it; `sys.argv[0]` if it names the file here,
+            too.
     """
     path = _find(path_rel)
     if path is None:

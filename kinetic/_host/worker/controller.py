@@ -1,7 +1,7 @@
 """The worker of an elastic job with a single controller: it calls the function again in the same
 process after a slice was lost or is back.
 
-`Calls` decides if the function is called again; pathwaysutils knows the slices that answer. The
+`Calls` decides if the function is called again; pathwaysutils knows which slices respond. The
 host's output names each loss.
 """
 
@@ -34,7 +34,7 @@ class _Own(BaseException):
 
 
 class Controller:
-    """Calls a function on the slices that answer.
+    """Calls a function on the Pathways slices that respond, again and again if slices are lost.
 
     Promises:
         1. An exception that the function itself raises ends the calls, unchanged.

@@ -1,13 +1,12 @@
 """Notes the programs that this process runs over several processes, so that the leader can compare
 them with those of the other hosts (`_core/gang/programs.py`).
 
-In: JAX's lowering of each program, at its first call. Out: a message with a `ProgramNote`; for some
-further calls, with their inputs; for the same calls, with their outputs once these are there. JAX
-gets to its fast path, which calls no Python, after these. Programs that JAX only lowers, for their
-cost say, are not noted. Programs without collectives wait for nobody, so only their first inputs
-are compared.
+A `ProgramNote` is sent at the first call of each program, when JAX lowers it; then with the inputs
+of some further calls, and with their outputs once these are computed. After those calls JAX takes
+its fast path, which calls no Python. A program that JAX only lowers, for its cost say, is not
+noted. A program without collectives waits for no other host, so only its first inputs are compared.
 
-Promise: a program that runs waits for no device.
+Promise: noting a program never waits for a device.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _MOST_INPUT_BYTES = 1 << 26
 _OUTPUTS = 2
 """Index of a program's results among the further arguments of JAX's `_get_fastpath_data`."""
 _MOST_OUTPUTS = 64
-"""Most calls whose outputs are not there yet."""
+"""Most calls that are remembered until their outputs are computed."""
 _FINISH_S = 0.1
 _DONATIONS = 3
 """Index, among the arguments of JAX's function after the shardings, of those that are donated."""
@@ -60,8 +59,8 @@ _fingerprints: Fingerprints | None = None
 
 
 def record(channel: Channel, titles: Mapping[str, str], calls: int) -> None:
-    """Note the programs of this call, and the inputs of this number of calls of each program;
-    `titles` are titles of source without files, by file."""
+    """Note the programs of this call, and the inputs of the first `calls` calls of each program.
+    `titles` are names for source that has no file, such as notebook cells, by file."""
     global _fingerprints
     if _fingerprints is None:
         recorder = _fingerprints = Fingerprints(channel, titles)
@@ -70,8 +69,8 @@ def record(channel: Channel, titles: Mapping[str, str], calls: int) -> None:
 
 
 def finish(*, waits: bool) -> None:
-    """Send the outputs of the last programs, as far as they are there; a host that prints no loss
-    returns before others, so wait for them a moment if `waits`."""
+    """Send the outputs of the last programs that are computed by now. If `waits`, wait for them a
+    moment: a function that reads no result returns before they are computed."""
     if _fingerprints is not None:
         with contextlib.suppress(Exception):
             _fingerprints.finish(_FINISH_S if waits else 0.0)
@@ -112,8 +111,8 @@ class Fingerprints:
         self._thread = threading.local()
 
     def begin_call(self, calls: int) -> None:
-        """Count the programs of the next call, which may use all programs so far; compare this
-        number of calls of each."""
+        """Begin the next call of the session: compare `calls` calls of each program from now on.
+        The next call may use all programs noted so far."""
         self._number, self._most_calls = 0, calls
         self._calls.clear()
         self._outputs.clear()
@@ -161,7 +160,7 @@ class Fingerprints:
 
     @property
     def awaits_call(self) -> bool:
-        """True if the next call of this thread's last program must come to Python."""
+        """True if this thread's last program must not take JAX's fast path yet."""
         return getattr(self._thread, "awaits", False)
 
     def lower(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -325,8 +324,9 @@ def _digest_first_input(waits: bool, value: Any, sharding: Any) -> str:
 
 
 def _digest_input(waits: bool, value: Any, sharding: Any) -> str:
-    """Return the digest of a value of this host that its program takes for the same on all hosts;
-    "" for other values, and for numbers in programs that wait for nobody, such as elapsed times."""
+    """Return the digest of an input that its program assumes to be equal on all hosts; "" for any
+    other input. Without collectives (`waits` is False), also "" for plain numbers such as elapsed
+    times, which may differ."""
     import jax
     import numpy as np
 

@@ -32,7 +32,7 @@ _digests: dict[str, bytes] = {}
 
 
 def end_call(tree: str) -> None:
-    """Reset the process after a call, as far as the next call must not see it."""
+    """Undo those effects of a call on this process that the next call must not see."""
     streams.flush()
     streams.renew()
     metrics: Any = sys.modules.get("kinetic._in_job.metrics")

@@ -22,13 +22,13 @@ from kinetic._pickling import library_settings
 from kinetic._system import processes
 
 INSTALLED = ("/site-packages", "/dist-packages")
-"""Ends of the folders of installed packages."""
+"""Endings of the paths of folders with installed packages."""
 _FOLDERS = tuple(f"{entry}/" for entry in sys.path if entry.endswith(INSTALLED))
 _LEVELS = 3
 """Deeper modules are not reported: those above them import them, or few functions need them."""
 _QUIET = {"JAX_PLATFORMS": "cpu", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""Variables without which importing could take the chips from a call, and pandas, which imports
-Arrow, starts a thread."""
+"""Variables for imports in the fork server: without the first, importing could take the chips from
+a call; without the second, pandas would start a thread (it imports Arrow)."""
 _preloaded: set[str] = set()
 """Names of the packages that have been imported for this process."""
 

@@ -68,7 +68,7 @@ def await_devices(world: World, *, is_elastic: bool) -> None:
 
 
 def _await_slices(world: World) -> None:
-    """Wait until all slices answer: JAX lists their devices even if their machines are missing."""
+    """Wait until all slices respond: JAX lists their devices even if their machines are missing."""
     from pathwaysutils.elastic import elastic
 
     try:
@@ -96,11 +96,11 @@ def _use_virtual(slices: VirtualSlices) -> None:
 
 
 class PathwaysSlices:
-    """The slices of Pathways, and the calls of a function on the slices that answer.
+    """Finds the Pathways slices that respond, and calls a function on them.
 
     Args:
         world: the world of this process.
-        reform_file: path of a file that exists while an idle slice could take part.
+        reform_file: path of a file that exists while a slice has come back and could take part.
     """
 
     def __init__(self, world: World, reform_file: str) -> None:
@@ -135,13 +135,13 @@ class PathwaysSlices:
         return tuple(sorted(self._manager.active_slice_indices))
 
     def find_answering(self) -> tuple[int, ...]:
-        """Return the slices that answer now."""
+        """Return the slices that respond now."""
         from pathwaysutils.elastic import elastic
 
         return tuple(sorted(elastic.get_active_slice_indices(self._manager.slice_to_devices)))
 
     def wait(self, count: int, limit_s: float) -> tuple[int, ...]:
-        """Wait until `count` slices answer, at most `limit_s` seconds; return those that do."""
+        """Wait until `count` slices respond, at most `limit_s` seconds; return those that do."""
         from pathwaysutils.elastic import elastic
 
         try:
@@ -161,7 +161,7 @@ class PathwaysSlices:
         begins: Callable[[], None],
         goes_on: Callable[[Exception], bool],
     ) -> Any:
-        """Call the function on the slices that answer, repeatedly if need be; return its value.
+        """Call the function on the slices that respond, repeatedly if need be; return its value.
 
         Args:
             func: the function. It raises `scale_up()` to be called again on more slices, and a
@@ -172,7 +172,7 @@ class PathwaysSlices:
             goes_on: called with the exception of `func`; returns True to call it again.
 
         Raises:
-            TimeoutError: too few slices answered in time.
+            TimeoutError: too few slices responded in time.
             RuntimeError: `goes_on` returned False.
         """
         retry = self._manager.elastic_retry(

@@ -223,8 +223,9 @@ def explain(error: BaseException) -> None:
 
 
 def _describe_assert(error: AssertionError) -> str:
-    """Return a bare `assert` with the values of its names. Hosts import tests without pytest, which
-    would show them."""
+    """Return the text of a failed `assert` that has no message, with the values of the variables in
+    it; "" if unknown. Hosts run tests without pytest's assertion rewriting, so the values would be
+    missing."""
     import linecache
     import reprlib
     from traceback import walk_tb

@@ -1,7 +1,8 @@
 """A stand-in for Pathways: one process whose virtual devices are in slices that can be lost.
 
-JAX's "proxy" backend gets virtual devices. Each line in a pipe names a slice to lose. From then on
-its arrays fail as they do after Pathways has lost a slice.
+JAX's "proxy" backend gets virtual devices. Each line in a pipe in the host's folder
+(`layout.SLICES_PIPE`) names a slice to lose. From then on its arrays fail as they do after Pathways
+has lost a slice.
 
 The arrays on a lost slice are replaced by XLA's own error arrays. So computations with them fail in
 XLA itself, when a thread waits for the result, with a runtime error whose text has DATA_LOSS.
@@ -170,8 +171,8 @@ def _replace(array: Any, lost: Collection[int]) -> None:
 
 
 def install(world: World, machines: int, away_s: float) -> VirtualSlices:
-    """Give JAX's backend "proxy" virtual devices, before it starts. The pipe is in the host's
-    folder.
+    """Give JAX's backend "proxy" virtual devices, before it starts. Slices are lost by writing
+    their numbers into the pipe `layout.SLICES_PIPE` in the host's folder.
 
     Args:
         world: the world of this process.
