@@ -82,19 +82,21 @@ class Eviction:
 
 
 class AgentMachine:
-    """One attempt of one host.
+    """State machine of the agent: one attempt on one host. It takes events, and returns the acts to
+    perform.
 
     Attributes:
         activity: what the host is doing, for users.
-        ready: True if the gang is complete; a host that is alone is always ready.
-        armed: True if the worker waits for the function.
+        ready: True if all hosts of the gang have joined; always True for the only host of a gang.
+        armed: True if the worker is ready to call the function.
         started: True if the worker was told to call the function.
         stopping: True if the worker was asked to end.
         all_done: True if every host has returned.
         has_reported: True if the report has reached the coordinator or the store.
-        nothing_follows: True if every host has returned, or the gang has no leader any more.
+        nothing_follows: True if no attempt follows: every host has returned, or the gang has lost
+            its leader for good.
         finished: True if the agent has nothing left to do.
-        view: the coordinator's last view.
+        view: the last `HostView` that the coordinator sent; None before the first.
         kill_at: time at which the worker is killed; None while the worker may run.
     """
 
@@ -107,10 +109,15 @@ class AgentMachine:
         is_held: bool = False,
         keeps_worker: bool = False,
     ) -> None:
-        """With `alone`, the host is the whole gang, and need not deliver its report. With
-        `is_led_from_afar`, a head elsewhere leads, and continues without this host. With `is_held`,
-        the gang runs a call of a session, and another call may follow; with `keeps_worker`, in the
-        same worker."""
+        """Make the machine of an agent that prepares its host.
+
+        Args:
+            alone: the host is the whole gang, and need not deliver its report.
+            is_elastic: the job is elastic.
+            is_led_from_afar: a head elsewhere leads, and continues without this host.
+            is_held: the gang runs a call of a session, and another call may follow.
+            keeps_worker: the next call of the session may run in the same worker.
+        """
         self._alone = alone
         self._is_elastic = is_elastic
         self._is_led_from_afar = is_led_from_afar
@@ -139,23 +146,24 @@ class AgentMachine:
         return []
 
     def on_armed(self) -> list[Act]:
-        """Handle the news that the worker waits for the function."""
+        """Handle the worker's message that it is ready to call the function."""
         self.armed = True
         return self._start_if_due()
 
     def on_called(self) -> None:
-        """Handle the news that the function runs."""
+        """Handle the worker's message that it is about to call the function."""
         self.activity = Activity.RUNNING
 
     def on_end(self, *, returned: bool) -> list[Act]:
-        """Handle the worker's message on the function's end; the caller then calls
-        `on_concluded`."""
+        """Handle the worker's message that the function has ended. The caller then makes the
+        report, and calls `on_concluded`."""
         self._has_end = True
         self.activity = Activity.RETURNED if returned else Activity.RUNNING
         return [Act.CONCLUDE]
 
     def on_concluded(self, now: float) -> list[Act]:
-        """Handle the news that the report on the function's end was made."""
+        """Handle the event that the report of the function's end was made (`Act.CONCLUDE`). Return
+        the acts to perform next."""
         if self.stopping and not self._eviction.saves_together:
             return self._let_go(now)
         if self._alone and self.has_reported:
@@ -163,7 +171,8 @@ class AgentMachine:
         return []
 
     def on_death(self, *, has_end: bool) -> list[Act]:
-        """Handle the worker's death; `has_end` is True if it had sent how the function ended."""
+        """Handle the worker's death; `has_end` is True if the worker had sent how the function
+        ended."""
         self._has_end |= has_end
         self.note_reaped()
         return [Act.CONCLUDE]
@@ -177,7 +186,8 @@ class AgentMachine:
         self._is_gone, self._is_kept, self.kill_at = True, True, None
 
     def note_report(self, report: HostReport, *, arrives: bool) -> None:
-        """Note that the report was made; `arrives` is True if it is stored, or surely will be."""
+        """Note that the report was made; `arrives` is True if it is stored and needs no other
+        delivery."""
         self._report = report
         self.has_reported |= arrives
 

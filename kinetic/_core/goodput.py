@@ -44,8 +44,8 @@ class Span(NamedTuple):
     Attributes:
         use: steps, compiling, restoring or saving.
         begin, end: its times.
-        done: the last step that was done before it, if `use` is steps.
-        last: the last step in it.
+        done: the last step before the span, if `use` is STEPS.
+        last: the last step in the span.
     """
 
     use: Use
@@ -69,11 +69,12 @@ def spans_of(rows: Rows) -> Iterator[Span]:
 
 @dataclass(frozen=True)
 class Goodput:
-    """The uses of the time of an attempt, or of a whole job.
+    """The time of an attempt, or of a whole job, divided by use.
 
     Attributes:
-        spent_s: seconds of each use; they sum to the time since the attempt before.
-        paid_s: seconds for which all slices together cost as much, from the function's start.
+        spent_s: seconds by use; they sum to the time since the previous attempt ended.
+        paid_s: paid time since the function's start, in seconds of all slices: a second on half of
+            the slices counts half.
         paid_steps_s: part of `paid_s` that was spent on steps.
     """
 

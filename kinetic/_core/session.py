@@ -40,7 +40,7 @@ class Session:
         """Return the time at which the session ends if no other call comes.
 
         Args:
-            held_since: time at which its hosts were there.
+            held_since: time since which all of its hosts are held.
             idle_since: time since which no call runs or waits; None if one does.
             budget_s: time for which its budget pays; None if it has no budget.
         """

@@ -19,7 +19,8 @@ def check_function(func: Any) -> None:
     """Refuse an object that cannot run as a function on a host.
 
     Raises:
-        UsageTypeError: the object is cached, not callable, or a generator function.
+        UsageTypeError: the object is wrapped in `functools.cache` or `lru_cache`, is not callable,
+            or is a generator function.
     """
     if hasattr(func, "cache_clear") and hasattr(func, "cache_info"):
         raise UsageTypeError(

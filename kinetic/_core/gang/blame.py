@@ -176,8 +176,8 @@ def explain_hang(
 def notice_of(
     returned: Collection[int], busy: Collection[int], seconds: float, cause: str | None = None
 ) -> str:
-    """Return a notice that some hosts have returned while all others are stalled, with the cause;
-    without one, they may wait for them in a collective."""
+    """Return a notice that some hosts have returned while all others are stalled. It names the
+    `cause`; without one, it says that the stalled hosts may wait for the others in a collective."""
     them, do = (
         "it" if len(returned) == 1 else "them",
         "does it wait" if len(busy) == 1 else "do they wait",

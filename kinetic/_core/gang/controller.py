@@ -1,16 +1,16 @@
 """The policy of an elastic job with a single controller: whether, and on which slices, its function
 is called again after an error.
 
-In: how a call of the function ended, which slices answer. Out: a `NextCall`, a `GiveUp`, or None if
-the error is the function's own. Pure: no I/O, no clock.
+In: how a call of the function ended, which slices respond. Out: a `NextCall`, a `GiveUp`, or None
+if the error is the function's own. Pure: no I/O, no clock.
 
 Pathways raises JAX's runtime error for anything that goes wrong on a slice, so that only the
 error's text can tell its cause.
 
 Promises:
     1. An exception of the function never counts as the loss of a slice.
-    2. An error that may have another cause counts as a loss if a slice does not answer. If all
-       slices answer, the function is called again, but not twice in a row for such errors.
+    2. An error that may have another cause counts as a loss if a slice does not respond. If all
+       slices respond, the function is called again, but not twice in a row for such errors.
     3. The job is given up after more than `max_failures` failures, and names every failure.
     4. The next call has at least `least` slices, and waits for more for at most `slice_timeout_s`;
        a job that shrinks waits only while it has too few.
@@ -58,8 +58,12 @@ def cause_of(text: str) -> Cause:
 
 @dataclass(frozen=True)
 class NextCall:
-    """The decision to call the function again: once `wanted` slices answer, or `enough` do and
-    `slice_timeout_s` has passed."""
+    """The decision to call the function again.
+
+    Attributes:
+        wanted: number of slices for which the call waits, for at most `slice_timeout_s`.
+        enough: number of slices with which the call begins after that time.
+    """
 
     wanted: int
     enough: int
@@ -81,7 +85,7 @@ class Calls:
 
         Args:
             cause: the error's cause.
-            lost: slices that do not answer.
+            lost: slices that do not respond.
             why: the error, in one line.
 
         Returns:
@@ -98,7 +102,8 @@ class Calls:
         return NextCall(rules.least if rules.shrinks else rules.most, rules.least)
 
     def handle_departure(self) -> NextCall:
-        """Return the next call after the function has ended to let a returned slice join."""
+        """Return the next call, after the function has ended so that a slice that is back can take
+        part."""
         return NextCall(self.rules.least, self.rules.least)
 
     def begin_attempt(self) -> None:

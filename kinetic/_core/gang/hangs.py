@@ -40,7 +40,7 @@ _NOTHING = HangStep()
 
 
 class HangWatch:
-    """The watch over a running gang for hosts that stand still, with three thresholds.
+    """Watches a running gang for hosts that stand still, with three thresholds.
 
     After `notice_after_s`, a notice says that all running hosts may wait for hosts that have
     returned. After `still_notice_s`, hosts that all stand still are asked for their stacks, and a

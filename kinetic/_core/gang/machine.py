@@ -120,8 +120,8 @@ class Gang:
             self._give_up_absent()
 
     def mark_disconnected(self, host: int, now: float) -> None:
-        """Handle a broken connection: the host may reconnect. If the host has not joined yet, its
-        silence does not count from now on."""
+        """Handle a broken connection: the host may reconnect. Until then, a host that has not
+        joined yet need not send signs of life."""
         self._advance(now)
         self._hosts[host].connected = False
 
@@ -170,7 +170,7 @@ class Gang:
             member.stacks_request, member.stacks = request, text[-_MAX_STACKS:]
 
     def note_programs(self, host: int, notes: tuple[ProgramNote, ...], now: float) -> None:
-        """Handle the news of programs that a host runs for the first time. Idempotent."""
+        """Record programs that a host runs for the first time. Idempotent."""
         self._hosts[host]  # raises for an unknown host
         self._advance(now)
         for note in notes:
@@ -367,7 +367,8 @@ class Gang:
     # --- failures ---------------------------------------------------------------------------------
 
     def _lose(self, host: int, detail: str) -> bool:
-        """Record a host's death unless it has reported and is not needed; True if recorded."""
+        """Record that a host died, and return True. Do nothing and return False if the host has
+        reported and is no longer needed."""
         member = self._hosts[host]
         needed = self.phase is GangPhase.RUNNING and member.report is not None and member.report.ok
         if member.report is not None and not needed:
@@ -505,8 +506,9 @@ class Gang:
         self._give_up_absent()
 
     def _give_up_absent(self) -> None:
-        """Report for hosts that have not joined, instead of waiting for them: the error must arrive
-        within seconds. With `joins_late`, the function may run on a host that has not connected."""
+        """Record a report for each host that has not joined, instead of waiting for it: the error
+        must arrive within seconds. With `joins_late`, the function may run on a host that has not
+        connected."""
         detail = f"had not joined when the gang was stopped: {self.stop_reason}"
         for host in self._hosts.find_absent():
             if self._hosts[host].connected or not self.spec.joins_late:

@@ -117,9 +117,9 @@ class GangPicture:
         return sum(seconds for _, seconds in self._runs(now))
 
     def paid_s(self, slices: int, now: float) -> float:
-        """Return the seconds for which all slices together cost as much as the attempts so far.
-        Cost is counted from the time at which the function may start, because the events do not
-        say when the machines started."""
+        """Return the paid time of all attempts so far, in seconds of all slices: a second on half
+        of the slices counts half. An attempt's time counts from when the function may start,
+        because the events do not say when the machines started."""
         runs = self._runs(now)
         return sum(seconds * (len(run.slices) or slices) / slices for run, seconds in runs)
 

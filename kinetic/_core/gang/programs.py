@@ -56,12 +56,12 @@ class ProgramNote:
         operations: from `pack_operations`.
         call: number of the host's call of the program, from 1; of further calls, only the inputs
             and the outputs are compared.
-        inputs: what each argument is that counts as the same on all hosts: a digest of a value of
-            this host; of an array that is replicated, its type and some of its numbers, such as
-            "f32[2] 0.5 nan"; "" for others.
+        inputs: for each argument that must be equal on all hosts: the digest of a value of this
+            host; for a replicated array its type and some of its numbers, such as "f32[2] 0.5 nan";
+            "" for other arguments.
         results: names of the results.
-        outputs: type and some numbers of each small result that counts as the same on all hosts;
-            "" for others. A note with outputs has nothing else to compare.
+        outputs: type and some numbers of each small result that must be equal on all hosts; "" for
+            others. A note with outputs has nothing else to compare.
     """
 
     number: int
@@ -113,7 +113,7 @@ class _Group:
 
 
 class ProgramWatch:
-    """The comparison of one gang's programs."""
+    """Compares the programs of one gang's hosts."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
@@ -187,7 +187,7 @@ class ProgramWatch:
             is_over: the gang is stopped, and hosts may have failed because of the difference.
             stands: all hosts stand still, waiting in JAX, or have returned; then another order
                 counts, too, and a program that some hosts have not begun.
-            returned: hosts whose return says already why the others wait for them.
+            returned: hosts whose return is known; it explains why the others wait.
         """
         for group in self._groups.values() if self.difference is None else ():
             at, is_late = group.differs_at, now - group.since >= GRACE_S
@@ -201,7 +201,7 @@ class ProgramWatch:
         return self.difference
 
     def _compare(self, group: _Group, at: int, *, is_late: bool, stands: bool) -> Difference | None:
-        """Compare the programs with one number of all hosts that have run it."""
+        """Compare program number `at` of all hosts that have run so many."""
         sides: dict[str, list[int]] = {}
         for host in sorted(group.in_order):
             if len(programs := group.in_order[host]) > at:

@@ -39,7 +39,7 @@ class Delay:
 
 
 class Rendezvous:
-    """The watch over hosts that start their workers and join JAX's world."""
+    """Watches hosts that start their workers and join JAX's world."""
 
     def __init__(self, spec: GangSpec, hosts: Roster, now: float) -> None:
         self._spec, self._hosts = spec, hosts
@@ -90,7 +90,7 @@ class Rendezvous:
 
 
 class FailureWindow:
-    """The failures of a gang before it is stopped, and the wait for more of them.
+    """Collects the failures of a gang before it is stopped, and decides how long to wait for more.
 
     Code that fails on one host often fails on all, so each such failure opens another window for
     the other hosts, up to `_WINDOWS` in all. The gang does not wait if the function will be called

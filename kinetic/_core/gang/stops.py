@@ -47,8 +47,8 @@ def describe_standstill(hosts: Roster, stalled: tuple[int, ...], spec: GangSpec)
 def notice_of_still(
     held_up: tuple[int, ...], stacks: Mapping[int, str], spec: GangSpec, cause: str = ""
 ) -> str:
-    """Return a notice that these hosts stand still, with the cause; or with the position of the
-    first, and that all others wait for them."""
+    """Return a notice that these hosts stand still. It names the `cause`; without one, it names the
+    position of the first host, and says that all others wait for these hosts."""
     if cause:
         still = f"{name_by_slice(held_up, spec)} have stood still for {spec.still_notice_s:g} s"
         return f"{still}: {cause}"
@@ -121,14 +121,21 @@ def blame_difference(report: HostReport, sentence: str) -> HostReport:
 
 
 def explain(stop: Stop, cause: str) -> Stop:
-    """Return a stop whose reason also says this cause."""
+    """Return a stop whose reason also names this cause."""
     is_said = cause in stop.reason
     opening = f"{stop.reason.rstrip('.')}. {cause[:1].upper()}{cause[1:]}"
     return stop if is_said else replace(stop, reason=opening)
 
 
 def of_delay(delay: Delay, running: dict[int, str], spec: GangSpec) -> Stop:
-    """Return the stop for hosts that are late with their start, or keep others waiting in JAX."""
+    """Return the Stop that ends an attempt because hosts started late, or keep the others waiting
+    in JAX.
+
+    Args:
+        delay: the hosts that are late, and those that wait for them.
+        running: stacks of each host, by host; "" for hosts that have not answered.
+        spec: specification of the gang.
+    """
     if delay.waiting:
         guilty = delay.waiting if delay.final or not delay.missing else delay.missing
         exits = dict.fromkeys(guilty, Exit.HANG)
