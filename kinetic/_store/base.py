@@ -155,8 +155,8 @@ class Watchable(Protocol):
     """A store that can report the progress of uploads."""
 
     def with_progress(self, on_sent: Callable[[int], None]) -> Store:
-        """Return the same store. It calls `on_sent` from any thread, each time with the number of
-        bytes sent since the last call."""
+        """Return a view of this store whose uploads call `on_sent` from any thread, each time with
+        the number of bytes sent since the last call. This store itself reports nothing."""
         ...
 
 
@@ -179,8 +179,8 @@ def pause_of(store: Store, took_s: float, usual_s: float) -> float:
 
 
 def pause_after(silence_s: float, least_s: float, most_s: float) -> float:
-    """Return the pause between polls, in seconds: a tenth of the time without news, but at least
-    `least_s` and at most `most_s`."""
+    """Return the pause between polls, in seconds: a tenth of the time since the last change, but at
+    least `least_s` and at most `most_s`."""
     return min(max(least_s, silence_s / 10), most_s)
 
 

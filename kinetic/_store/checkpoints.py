@@ -27,7 +27,7 @@ _RECORD, _METRICS, _ABOUT = "kinetic/metadata", "metrics/metrics", "_CHECKPOINT_
 _BELOW = "checkpoints"
 """Name of the folder in a job's output folder that holds its checkpoints."""
 _TRAINING = "kinetic-training"
-"""A file next to the steps, with a random token that identifies the training."""
+"""A file next to the steps, with a random token that identifies the training run."""
 
 
 ORBAX, ANOTHER = "Orbax", "another program"
@@ -228,8 +228,8 @@ class Checkpoints:
         return wanted[-1]
 
     def remove(self, steps: Iterable[Step]) -> None:
-        """Remove steps. Each is first marked as incomplete, then its files are removed. If the
-        newest step is removed, the training gets a new identity, so that hosts do not restore
+        """Remove steps. Each step is first marked as incomplete, then its files are removed. If the
+        newest step is removed, the training run gets a new identity, so that hosts do not restore
         their local checkpoints."""
         folder = folder_of(self._store)
         steps = list(steps)
@@ -355,7 +355,7 @@ def _name_other(files: Collection[str]) -> str:
 
 
 def identify_training(where: str) -> str:
-    """Return the token of a training, and write one if its folder has none. A folder that was
+    """Return the token of a training run; write one if its folder has none. A folder that was
     emptied or removed gets another token.
 
     Raises:

@@ -38,7 +38,7 @@ class EventLog:
         self._thread: threading.Thread | None = None
 
     def write(self, line: str) -> None:
-        """Append a line, including its line end."""
+        """Append a line, which ends with a newline."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 _append(self._path, line)

@@ -55,7 +55,7 @@ class GcsStore:
         return self._uri
 
     def with_progress(self, on_sent: Callable[[int], None]) -> GcsStore:
-        """Return the same store, which reports the progress of uploads."""
+        """Return a view of this store that reports the progress of its uploads; see `Watchable`."""
         same = copy.copy(self)
         same._on_sent = on_sent
         return same

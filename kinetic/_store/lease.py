@@ -91,7 +91,7 @@ class Lease:
         self._lost = ""
 
     def acquire(self) -> Owner | None:
-        """Become the owner; return the previous owner if it ended without a release.
+        """Become the owner; return the previous owner if it ended without a release, else None.
 
         Raises:
             CheckpointInUse: another job has the lease.
@@ -337,15 +337,15 @@ class InStore:
         return True
 
     def replace(self, before: Any, owner: Owner) -> bool:
-        """Write the owner if the content is still `before`. Of several processes, only one
-        succeeds."""
+        """Write the owner and return True if the content is still `before`. Of several processes,
+        only one succeeds."""
         content = _encode_owner(owner)
         if before is None:
             return self._store.put(KEY, content, if_absent=True)
         return self._store.swap(KEY, before, content)
 
     def renew(self, before: Owner, owner: Owner) -> bool:
-        """Write the owner if the record is still `before`; return True if it is. An owner that was
+        """Write the owner and return True if the record is still `before`: an owner that was
         suspended must not overwrite its successor."""
         return self._store.swap(KEY, _encode_owner(before), _encode_owner(owner))
 

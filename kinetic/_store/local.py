@@ -72,7 +72,7 @@ class LocalStore:
         return self._text
 
     def as_existing(self) -> Self:
-        """Return the same store, but one that creates neither its folder nor a job's."""
+        """Return a view of this store that creates neither its folder nor a job's."""
         same = copy.copy(self)
         same._existing = True
         return same

@@ -43,7 +43,7 @@ def open_store(uri: str | Path, *, existing: bool = False) -> Store:
 
 
 def as_existing(store: Store) -> Store:
-    """Return the same store, but one that never creates its folder (`existing` of `open_store`)."""
+    """Return a view of a store that never creates its folder (`existing` of `open_store`)."""
     return store.as_existing() if isinstance(store, LocalStore) else store
 
 

@@ -18,10 +18,10 @@ from kinetic.errors import CorruptRecord, NotFound
 
 
 class Claim(NamedTuple):
-    """The record of a name.
+    """The record of a session's name.
 
     Attributes:
-        content: its bytes; b"" if the name is free.
+        content: bytes of the record; b"" if the name is free.
         job_id: id of the session that has the name, or is about to start; "" if unknown.
         since: time of the claim, in seconds since the epoch.
     """
@@ -32,7 +32,7 @@ class Claim(NamedTuple):
 
 
 def find(store: Store, name: str) -> JobRef | None:
-    """Return the job of the last session with this name; None if it was removed, or never was."""
+    """Return the last session with this name; None if there was none, or if its job was removed."""
     with suppress(NotFound, CorruptRecord, LookupError):
         job_id = record.parse(store.get(layout.session(name)))["job_id"]
         return index.find(store, str(job_id))
@@ -58,14 +58,14 @@ def is_starting(store: Store, claim: Claim) -> bool:
 
 
 def claim(store: Store, name: str, job_id: str, before: Claim) -> bool:
-    """Give a name to a new session; return False if its record is no longer `before`, because
-    another caller was quicker.
+    """Give a name to a new session, and return True. Change nothing and return False if another
+    caller has changed the name's record since `before` was read.
 
     Args:
         store: the store of the session.
-        name: its name.
-        job_id: id of its job.
-        before: the record, of a session that has ended, or of none.
+        name: name of the session.
+        job_id: id of the session's job.
+        before: the record as it was read: that of a session that has ended, or an empty one.
     """
     content = json.dumps({"job_id": job_id, "since": time.time()}).encode() + b"\n"
     if not before.content:
