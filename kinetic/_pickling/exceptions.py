@@ -151,7 +151,8 @@ def _drop_connection(error: Any) -> Any:
 def _pickle_exception(
     error: BaseException, dumps: Dumps, loads: Loads
 ) -> tuple[bytes | None, bool]:
-    """Return a pickle, or None, and True if it has the exception itself instead of its parts."""
+    """Return the pickle of an exception, or None if it cannot be pickled; and True if the pickle
+    has the exception itself, False if it has its parts."""
     whole = None
     if not isinstance(error, BaseExceptionGroup):
         with suppress(BaseException):

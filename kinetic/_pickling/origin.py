@@ -62,6 +62,7 @@ def is_importable(obj: Any) -> bool:
 
 
 def is_cloudpickle(caller: FrameType) -> bool:
-    """True if cloudpickle, not pickle, is calling. It must not send a script's object by name: the
-    process that unpickles may lack the script."""
+    """True if the caller is cloudpickle, or a pickler of this package, instead of plain pickle.
+    Then an object of a script must not be sent by name: the process that unpickles may lack the
+    script."""
     return str(caller.f_globals.get("__name__")).startswith(("cloudpickle", __package__))

@@ -162,8 +162,8 @@ def _refuse(method: str, name: str, *args: object, **kwargs: object) -> NoReturn
 
 
 def write_memo(number: int) -> bytes:
-    """Return a pickle that puts so many objects of `CallUnpickler`'s `memo` into its memo. Unlike
-    assigning the memo of an unpickler, it works: CPython loses the content of a dict."""
+    """Return a pickle that loads the first `number` objects of `CallUnpickler`'s `memo` into the
+    unpickler's memo. To assign that memo does not work: CPython loses the content of a dict."""
     objects = (
         pickle.BININT + struct.pack("<i", ~index) + pickle.BINPERSID + pickle.MEMOIZE + pickle.POP
         for index in range(number)

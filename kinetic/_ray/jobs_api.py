@@ -1,6 +1,7 @@
 """The API of a Ray cluster's dashboard over HTTP: jobs, packages, nodes, and log files.
 
-The only module of this backend that sends requests; needs no Ray.
+The only module of this backend that sends requests; needs no Ray. In addresses of packages, gcs://
+is Ray's control store ("GCS"), not Google Cloud Storage.
 """
 
 from __future__ import annotations
@@ -231,8 +232,8 @@ class JobsApi:
     # --- packages
 
     def has_package(self, name: str) -> bool:
-        """True if gcs://name exists. Ray then keeps the package for ten more minutes, so that a job
-        can be submitted that uses it."""
+        """True if the package gcs://name exists. Ray then keeps it for ten more minutes, so that a
+        job that uses it can be submitted."""
         try:
             self._send("GET", f"/api/packages/gcs/{quote(name, safe='')}")
         except NotFound:

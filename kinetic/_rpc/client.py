@@ -320,7 +320,7 @@ class AgentClient:
 
 
 class ControlClient:
-    """A client for users of a running job's coordinator. Its calls raise `CoordinatorLost` if the
+    """Lets users call the coordinator of a running job. Its calls raise `CoordinatorLost` if the
     coordinator does not answer."""
 
     def __init__(

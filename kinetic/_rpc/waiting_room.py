@@ -19,7 +19,7 @@ AWAY_S = 10.0
 
 
 class Listener(Protocol):
-    """The listener to the events of a waiting room."""
+    """Gets the events of a waiting room."""
 
     def on_enter(self, index: int) -> None:
         """Handle a host that begins to wait."""

@@ -74,13 +74,14 @@ class StoredTree:
         return data
 
     def explain_missing(self, subject: str, name: str = "") -> CorruptRecord:
-        """Return the error for a missing content, and let the next submission send it again. `name`
-        is the key's name of a large content: something that is not a file may be in its place."""
+        """Return the error for content that is missing from the store, and let the next submission
+        send it again. `name` is the object's name of a large content. The object is removed,
+        because it may not be a file."""
         _forget(self.store, self.tree, name)
         return CorruptRecord(f"{subject} is missing from the store: submit the job again.")
 
     def explain_damage(self, subject: str, name: str) -> CorruptRecord:
-        """Return the error for a damaged content, and let the next submission send it again. `name`
+        """Return the error for damaged content, and let the next submission send it again. `name`
         is the name of the object in the store that holds the content."""
         _forget(self.store, self.tree, name)
         return CorruptRecord(f"{subject} is damaged. {_RESUBMIT}")

@@ -136,7 +136,8 @@ def _verify(entries: Sequence[Entry]) -> None:
 
 
 def drop_broken_links(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries without links to a missing entry, which was removed after the walk."""
+    """Return the entries except links to an entry that does not exist. (Its file was removed after
+    the walk.)"""
     targets = {entry.path for entry in entries if not isinstance(entry, Symlink)} | {""}
     return [
         entry
@@ -164,7 +165,8 @@ def files_among(data: bytes, paths: Iterable[str]) -> set[str]:
 
 
 def compare(base: bytes, data: bytes) -> tuple[list[str], list[str]]:
-    """Compare two lists. Return the paths that `data` lacks, and its rows that `base` lacks."""
+    """Compare two lists of entries. Return the paths that only `base` has, and the rows that only
+    `data` has."""
     old, new = base.split(b"\n"), data.split(b"\n")
     old_rows, new_rows = frozenset(old), frozenset(new)
     changed = [row for row in new if row and row not in old_rows]

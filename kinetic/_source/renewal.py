@@ -93,8 +93,8 @@ def renew(store: Store, tree: Tree, before: UnpackedTree) -> UnpackedTree:
 
 
 def _remove_strange(before: UnpackedTree, entries: list[manifest.Entry]) -> set[str]:
-    """Remove everything from the folder that the wanted entries do not have in this form; return
-    the paths of the entries that must be written."""
+    """Remove everything from the folder that is not as the wanted entries say; return the paths of
+    the entries that must be written."""
     wanted = {entry.path: entry for entry in entries}
     own = {entry.path: entry for entry in before.entries}
     present: set[str] = set()

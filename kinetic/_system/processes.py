@@ -201,11 +201,16 @@ def kill_thread(pid: int, thread: int, signum: int) -> bool:
 def kill_descendants(
     limit_s: float = 2.0, keep: Iterable[int] = (), trees: Collection[int] = ()
 ) -> int:
-    """Kill and reap all descendants of this process until none remains or the time is up, and
-    return the number that remains. Processes of `trees` are spared with all their descendants.
-    Ended children of a process to `keep` do not count: only that process can reap them.
+    """Kill and reap all descendants of this process until none remains or the time is up. Return
+    the number that remains.
 
     The caller must have called `adopt_orphans`, so that orphans stay among the descendants.
+
+    Args:
+        limit_s: the time, in seconds.
+        keep: ids of processes to spare. Their ended children do not count as remaining, because
+            only these processes can reap them.
+        trees: ids of processes to spare with all their descendants.
     """
     spared = set(keep)
     deadline = time.monotonic() + limit_s
@@ -229,8 +234,9 @@ def _is_left_by(parents: set[int], pid: int) -> bool:
 def await_leaving(
     limit_s: float, keep: Iterable[int] = (), trees: Collection[int] = ()
 ) -> list[int]:
-    """Wait until all descendants of this process but `keep`, and `trees` with all their
-    descendants, have ended, or the time is up. Return the ids of those that remain."""
+    """Wait until the descendants of this process have ended, or the time is up. Return the ids of
+    those that remain. Processes in `keep` do not count, nor those in `trees` with their
+    descendants."""
     spared = set(keep)
     deadline = time.monotonic() + limit_s
     while True:

@@ -78,7 +78,13 @@ def _contains(network: str, number: ipaddress.IPv4Address | ipaddress.IPv6Addres
 
 
 def _split_proxy(url: str, named_by: str) -> SplitResult:
-    """Split a proxy's address. It may have a password, so messages do not quote it."""
+    """Split the address of a proxy, for `open_pools`. Messages name its source, `named_by`, and
+    never quote the address, which may have a password.
+
+    Raises:
+        PreflightError: the address is malformed or has an unknown scheme, or a SOCKS proxy needs
+            PySocks, which is not installed.
+    """
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
