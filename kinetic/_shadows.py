@@ -18,7 +18,8 @@ _LIBRARY = os.path.dirname(os.__file__)
 
 def warn_of_hidden_modules() -> None:
     """Warn of each file or package that is imported instead of a module of the standard library,
-    because its folder precedes the library on the import path. Loaded modules are safe."""
+    because its folder comes first on the import path. Modules that are loaded already are not
+    affected."""
     for folder in sys.path:
         if folder == _LIBRARY or folder.endswith(".zip"):
             return

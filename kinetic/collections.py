@@ -113,7 +113,8 @@ def map(
 
 
 def _find_decorated(submit_fn: Any) -> RemoteCallable[..., Any] | None:
-    """Return the decorated function that `submit_fn` is, or whose `run_async` it is; else None."""
+    """Return the decorated function if `submit_fn` is one, or is the `run_async` of one; else
+    None."""
     if isinstance(submit_fn, RemoteCallable):
         return submit_fn
     owner = getattr(submit_fn, "__self__", None)

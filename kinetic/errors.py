@@ -57,8 +57,8 @@ class KineticError(Exception):
 
 
 class UsageError(KineticError, ValueError):
-    """An argument, option or setting cannot work, so that nothing was created. Fix the call as the
-    message says."""
+    """An argument, option or setting is invalid; nothing was created. Fix the call as the message
+    says."""
 
 
 class UsageTypeError(UsageError, TypeError):
@@ -66,7 +66,7 @@ class UsageTypeError(UsageError, TypeError):
 
 
 class DataNotFound(UsageError, FileNotFoundError):
-    """The file or folder to declare as data does not exist, so that nothing was created. Relative
+    """The file or folder that was declared as data does not exist; nothing was created. Relative
     paths start at the working directory."""
 
 
@@ -85,7 +85,7 @@ class UnknownAccelerator(UsageError):
 
 
 class PicklingError(UsageError):
-    """A part of the call cannot be pickled, so that nothing was created. Create locks, open files,
+    """A part of the call cannot be pickled; nothing was created. Create locks, open files,
     generators and threads inside the function.
 
     Attributes:
@@ -99,13 +99,13 @@ class PicklingError(UsageError):
 
 
 class SourceChanged(UsageError):
-    """Declared data has changed since it was first used, and the store does not have the original,
-    so that nothing was created. Create a new `Data` to send the current content."""
+    """Declared data has changed since it was first used, and the store does not have the original;
+    nothing was created. Create a new `Data` to send the current content."""
 
 
 class PreflightError(KineticError):
-    """The backend cannot accept the job at present, so that nothing was created. The message says
-    which part of the cluster or machine to fix."""
+    """The backend cannot accept the job at present; nothing was created. The message says which
+    part of the cluster or machine to fix."""
 
 
 class InsufficientMemory(PreflightError):
@@ -145,14 +145,15 @@ class UnsupportedVersion(StoreError):
 
 
 class CorruptRecord(StoreError):
-    """A stored file was truncated or changed after it was written, or is not kinetic's."""
+    """A stored file was truncated or changed after it was written, or was not written by
+    kinetic."""
 
 
 class CheckpointError(KineticError):
     """A checkpoint could not be written or read.
 
     Attributes:
-        step: step of the training; None if the error is not about a single step.
+        step: step of the training run; None if the error is not about a single step.
     """
 
     def __init__(self, message: str, *, step: int | None = None) -> None:
@@ -336,7 +337,7 @@ _VOWEL_SOUNDS = ("a", "e", "i", "o", "u", "ndarray")
 
 
 def name_some(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Join the first `most` names, and count the others: "a, b and 3 more"."""
+    """Return the first `most` names, and the number of the others: "a, b and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return separator.join(names[:most]) + more
 

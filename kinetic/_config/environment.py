@@ -33,7 +33,8 @@ _PROCESS_VARIABLES = """
 """Variables that any process needs. The last lines list variables for access to buckets and hubs:
 they may hold the path of a file with credentials, but never the credentials themselves."""
 MACHINE_BOUND = frozenset(_MACHINE_VARIABLES.split())
-"""Variables that describe this machine. Only an exact name captures one, no prefix with "*"."""
+"""Variables that describe this machine. They are captured only by their exact name, not by a prefix
+with "*"."""
 _INHERITED = frozenset(_PROCESS_VARIABLES.split())
 _HOST_VARIABLES = frozenset(
     [
@@ -49,7 +50,7 @@ _PROXIES = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no
 
 
 def select_env_vars(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that `names` selects; missing ones are left out without an error.
+    """Return the variables that `names` selects. Variables that are not set are left out.
 
     The names of captured variables are logged, and a warning lists names that look like secrets. An
     exact name selects any variable; a prefix that ends in "*" skips variables that describe this
@@ -113,8 +114,8 @@ def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str,
 
 
 def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a host on this machine inherits: those that any process needs, and
-    none that could be a secret."""
+    """Return the variables that a host on this machine inherits: those that any process needs,
+    except those that could be a secret."""
     return {
         name: value
         for name, value in environ.items()
@@ -123,7 +124,7 @@ def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_misspelt(variables: Collection[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return probably misspelt names of the environment's variables, each with the name in
+    """Return the environment's variables whose names are probably misspelt, each with the name in
     `variables` that it resembles."""
     import difflib
 

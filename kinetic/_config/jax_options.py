@@ -36,14 +36,15 @@ DEFAULTS: Mapping[str, Value] = {
 }
 """Options that are sent to hosts, with the defaults of JAX 0.10. If the caller's version of JAX has
 another default, the option is sent although the caller did not set it. That does no harm, because
-hosts with this version have the same default."""
+hosts have the same version of JAX, and so the same default."""
 
 
 def changed_options(*, without: Mapping[str, str]) -> dict[str, Value]:
     """Return the options in `DEFAULTS` that have another value in this process.
 
     Args:
-        without: variables of the job; options that they set (`JAX_ENABLE_X64`) are left out.
+        without: variables of the job, such as `JAX_ENABLE_X64`; options that these set are left
+            out.
     """
     values = getattr(getattr(sys.modules.get("jax"), "config", None), "values", None)
     if not isinstance(values, dict):

@@ -15,7 +15,7 @@ from kinetic.errors import UsageError
 
 
 def text(_variable: str, value: Any) -> str:
-    """Return any value as text."""
+    """Accept any value; return it as text."""
     return str(value)
 
 
@@ -78,7 +78,7 @@ def flag(variable: str, value: Any) -> bool:
 
 
 def comparison(variable: str, value: Any) -> checks.Comparison:
-    """Parse a switch, "inputs" or "strict"."""
+    """Parse the setting for comparing programs: a switch, "inputs" or "strict"."""
     try:
         return checks.comparison(variable, _SWITCH.get(str(value).strip().lower(), value))
     except UsageError:
@@ -86,7 +86,7 @@ def comparison(variable: str, value: Any) -> checks.Comparison:
 
 
 def one_of(*names: str) -> Callable[[str, Any], str]:
-    """Return a parser that accepts one of these names."""
+    """Return a parser that accepts only these names."""
 
     def parse(variable: str, value: Any) -> str:
         if str(value) not in names:

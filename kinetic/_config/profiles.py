@@ -60,7 +60,7 @@ class Profiles:
     def with_profile(
         self, name: str, values: Mapping[str, str], *, force: bool = False
     ) -> Profiles:
-        """Return the profiles with this one added. The very first one becomes current.
+        """Return these profiles with one more. The first profile of all becomes the current one.
 
         Raises:
             UsageError: a name or value is malformed, or the profile exists already and `force` is
@@ -79,20 +79,20 @@ class Profiles:
         )
 
     def with_current(self, name: str | None) -> Profiles:
-        """Return the profiles with `name` as the current profile; None means no current profile."""
+        """Return the same profiles with `name` as the current one; None for no current profile."""
         if name is not None:
             self.get(name)
         return replace(self, current=name)
 
     def without(self, name: str) -> Profiles:
-        """Return the profiles without this one. If it was current, no profile is current."""
+        """Return the other profiles. If the removed one was current, no profile is current."""
         self.get(name)
         others = {n: values for n, values in self.by_name.items() if n != name}
         return Profiles(others, None if self.current == name else self.current)
 
 
 def check_name(name: str) -> str:
-    """Return the name if a profile may have it.
+    """Check the name of a profile, and return it.
 
     Raises:
         UsageError: the name is not valid.
@@ -204,7 +204,7 @@ def _build_profiles(document: Mapping[str, Any], path: str | Path) -> Profiles:
 
 
 def read(path: str | Path) -> Profiles:
-    """Read the file; a missing one has no profiles.
+    """Read the file of profiles. If there is no file, return `Profiles` without any profile.
 
     Raises:
         CorruptRecord: the file is damaged.
@@ -224,7 +224,8 @@ _WAY_OUT = "Change the file's owner or mode, or set KINETIC_PROFILES_FILE to ano
 
 
 def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
-    """Read the file, change the profiles, and replace the file.
+    """Read the file, change the profiles with `how`, and replace the file. Return the changed
+    profiles.
 
     Raises:
         UsageError: raised by `how`; the file is unchanged.

@@ -67,8 +67,8 @@ class Setting:
 
 
 class _Row(NamedTuple):
-    """A setting's variable, its parser, and variables of other tools that are read if neither
-    `variable` nor the profile has a value."""
+    """A setting's variable, its parser, and the variables of other tools that are read if neither
+    the setting's own variable nor the profile has a value."""
 
     variable: str
     parse: Callable[[str, Any], Any]
@@ -149,14 +149,15 @@ class Settings:
     debug_wait_s: float = _row("KINETIC_DEBUG_WAIT_TIMEOUT", parsers.number, 600.0)
     """Seconds that a debug job waits for a debugger."""
     start_timeout_s: float = _row("KINETIC_START_TIMEOUT_S", parsers.positive, 600.0)
-    """Seconds from submission until the function must have started on every host, and for which
-    hosts wait in JAX for others."""
+    """The longest time in seconds from submission until the function has started on every host.
+    Also the longest time that hosts wait in JAX for other hosts."""
     grace_s: float = _row("KINETIC_GRACE_S", parsers.number, 5.0)
     """Seconds between SIGTERM and SIGKILL when a job is stopped."""
     slice_away_s: float = _row("KINETIC_SLICE_AWAY_S", parsers.number, 0.0)
-    """Seconds for which a lost simulated slice stays away."""
+    """Seconds until a lost simulated slice comes back."""
     preload: str = _row("KINETIC_PRELOAD", parsers.one_of("auto", "off"), "auto")
-    """With "auto", keep a process with JAX imported while the caller lives."""
+    """With "auto", keep a process that has imported JAX, from which hosts are forked, as long as
+    the caller lives."""
     service_account: str = _row("KINETIC_SERVICE_ACCOUNT", parsers.text, "kinetic")
     """The service account of pods."""
     pod_python: str = _row("KINETIC_POD_PYTHON", parsers.absolute_path, "")
@@ -170,7 +171,8 @@ class Settings:
     pathways_version: str = _row("KINETIC_PATHWAYS_VERSION", parsers.text, "latest")
     """The tag of Pathways' images."""
     prices: Mapping[str, float] = _row("KINETIC_PRICES", parsers.prices, {})
-    """The user's prices of one chip and hour in US dollars, by family (see `parsers.prices`)."""
+    """The user's prices in US dollars for one chip and one hour, by family (see
+    `parsers.prices`)."""
     sources: Mapping[str, SettingSource] = field(default_factory=dict)
 
     def setting(self, name: str) -> Setting:
@@ -188,21 +190,22 @@ class Settings:
 
     @property
     def names_ray(self) -> bool:
-        """True if the user's settings name a Ray cluster. Ray's own variables do not count, because
-        Ray's programs set them too."""
+        """True if the user's settings name a Ray cluster. Variables of Ray itself do not count,
+        because Ray's own programs set them too."""
         return bool(self.address) and self.setting("address").source.origin is not (
             Origin.OTHER_TOOLS
         )
 
     @property
     def is_for_ray(self) -> bool:
-        """True if jobs go to a Ray cluster, unless a call's options say otherwise."""
+        """True if jobs go to a Ray cluster. Options of a single call may still choose another
+        backend."""
         return self.backend == "ray" or (self.backend is None and self.names_ray)
 
     @property
     def cluster_settings(self) -> dict[str, Setting]:
-        """The settings that name a cluster, with their sources, but not a project from
-        GOOGLE_CLOUD_PROJECT, which other tools set too."""
+        """The settings that name a cluster, with their sources. A project from GOOGLE_CLOUD_PROJECT
+        is left out, because other tools set that variable too."""
         named = {name: self.setting(name) for name in ("project", "cluster") if getattr(self, name)}
         return {name: s for name, s in named.items() if s.source.origin is not Origin.OTHER_TOOLS}
 
@@ -221,26 +224,29 @@ _session: str | None = None
 
 
 def choose_log_level(level: str | None) -> None:
-    """Show messages of this level and above in this process; None for the environment's level."""
+    """Log messages of this level and above in this process; None returns to the level that the
+    environment names."""
     global _log_level
     _log_level = level
 
 
 def choose_session(name: str | None) -> None:
-    """Run calls of this process on this session from now on; None for the environment's session."""
+    """Run all later calls of this process on this session; None returns to the session that the
+    environment names."""
     global _session
     _session = name
 
 
 def choose_profile(name: str | None) -> None:
-    """Use this profile in this process from now on, as `kinetic --profile NAME` does; None for the
-    profile that the environment names."""
+    """Use this profile in this process from now on, as `kinetic --profile NAME` does; None returns
+    to the profile that the environment names."""
     global _chosen
     _chosen = name
 
 
 def chosen_profile(environ: Environ | None = None) -> Setting | None:
-    """Return the profile that a flag or the environment names; None for the file's current one."""
+    """Return the profile that a flag or the environment names; None if neither does, so that the
+    file's current profile counts."""
     env = os.environ if environ is None else environ
     if _chosen is not None:
         return Setting(_chosen, FLAG)
@@ -295,7 +301,8 @@ def load(
 
 
 def _keep_store_on_head(settings: Settings, env: Environ) -> Settings:
-    """Put the store on the Ray cluster's head, because caller and cluster may share no storage."""
+    """Return the settings with the store on the Ray cluster's head, because caller and cluster may
+    share no storage."""
     from kinetic._ray import address
 
     store = f"ray+{address.resolve_address(settings.address or '', env)}"
@@ -326,8 +333,8 @@ def profiles_file(environ: Environ | None = None) -> Path:
 
 def on_host(environ: Environ | None = None) -> bool:
     """True if this process is the worker of a job, or a program that its function started; in such
-    a process a decorated function runs its body. `KINETIC_JOB_ID` is ignored if the host's folder
-    does not exist: a user set it, or a shell outlived its job."""
+    a process a decorated function runs its body. `KINETIC_JOB_ID` does not count if the host's
+    folder does not exist: then a user has set it, or a shell has outlived its job."""
     from kinetic._core import preemption  # Lists of jobs do not need it.
 
     env = os.environ if environ is None else environ
@@ -385,8 +392,8 @@ def _pick(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile) 
 
 
 def _default_profiles_file(env: Environ) -> Setting | None:
-    """Return the default file of profiles, or the existing one of keras-kinetic; None without a
-    home folder."""
+    """Return the default path of the file of profiles; if only keras-kinetic's file exists, its
+    path. None without a home folder."""
     config = env.get("XDG_CONFIG_HOME", "")
     if not config.startswith("/") and not env.get("HOME"):
         return None

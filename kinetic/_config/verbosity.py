@@ -16,7 +16,8 @@ class _Named(logging.Formatter):
 
 
 def show(level: str) -> None:
-    """Show messages from this level on, through the program's own handlers or else on stderr."""
+    """Show log messages of this level and above: through the program's own handlers if there are
+    any, else on stderr."""
     global _ours
     logger = logging.getLogger("kinetic")
     logger.setLevel(level)

@@ -34,7 +34,7 @@ def _refuse(subject: object, options: Mapping[str, Any]) -> NoReturn:
 
 
 BATCH = "grp-"
-"""Prefix of batch ids."""
+"""The first letters of batch ids."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class AppContext(JobAccess):
     """The store of jobs and their backends, for all commands.
 
     Attributes:
-        submit: takes a function and the arguments of `kinetic.run`, and starts the job.
-        plan: takes the same arguments and returns the plan; submits nothing.
-        hold: takes an accelerator and the options of `kinetic.session`; returns the session, and
-            True if it was started now.
+        submit: starts a job, given a function and the arguments of `kinetic.run`.
+        plan: returns the plan of a job, given the same arguments; submits nothing.
+        hold: returns a session, given an accelerator and the options of `kinetic.session`, and True
+            if this call started the session.
     """
 
     submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]] = _refuse
@@ -53,8 +53,8 @@ class AppContext(JobAccess):
     hold: Callable[[str, Mapping[str, Any]], tuple[SessionHandle, bool]] = _refuse
 
     def find(self, text: str) -> JobRef:
-        """Return the job with this id, or the only one whose id starts with it; "-" is the newest
-        job."""
+        """Return the job with this id, or the only job whose id starts with this text; "-" is the
+        newest job."""
         return self.newest() if text == NEWEST else super().find(text)
 
     def newest(self) -> JobRef:
@@ -69,11 +69,12 @@ class AppContext(JobAccess):
         return ref
 
     def list_batch(self, text: str) -> list[JobRef]:
-        """Return the jobs of the batch with this id, or of the only one whose id starts with it.
+        """Return the jobs of the batch with this id, or of the only batch whose id starts with this
+        text; [] if the batch has no job yet.
 
         Raises:
             NotFound: the batch does not exist.
-            UsageError: several ids start with it.
+            UsageError: several ids start with the text.
         """
         refs = self.board.refs()
         group_ids = sorted({ref.group_id for ref in refs if ref.group_id})
@@ -88,7 +89,7 @@ class AppContext(JobAccess):
         if not matches:
             with contextlib.suppress(KineticError):  # The id may be no valid key of the store.
                 if self.store.has(layout.GroupKeys(text).batch):
-                    return []  # It has no job yet.
+                    return []  # The batch has no job yet.
             raise NotFound(
                 f"The store {self.store.uri} has no batch {text!r}. `kinetic jobs list --all "
                 "--json` shows the batch of each job."
@@ -96,7 +97,8 @@ class AppContext(JobAccess):
         return [ref for ref in refs if ref.group_id in matches]
 
     def open_batch(self, text: str) -> BatchHandle[Any]:
-        """Return the handle of the batch that `list_batch` finds. Raises the same errors."""
+        """Return the handle of the batch that `list_batch` finds for this text. Raises the errors
+        of `list_batch`."""
         from kinetic._client.batch.handle import reopen_batch  # Few commands need it.
 
         refs = self.list_batch(text)
@@ -110,12 +112,12 @@ class AppContext(JobAccess):
         return group_id
 
     def find_to_end(self, text: str) -> JobRef:
-        """Find a job like `find`, but accept a damaged reference, so that the job can be stopped
-        and removed."""
+        """Return the job that `find` would return. A damaged reference is accepted, so that the job
+        can be stopped and removed."""
         return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)
 
     def find_session(self, name: str) -> SessionHandle:
-        """Return the last session with this name.
+        """Return the newest session with this name.
 
         Raises:
             NotFound: no session has this name.
@@ -130,7 +132,11 @@ class AppContext(JobAccess):
         return self.session_of(ref)
 
     def session_of(self, ref: JobRef) -> SessionHandle:
-        """Return the session whose own job this is."""
+        """Return the session whose slices this job holds.
+
+        Raises:
+            NotFound: the job's plan was removed.
+        """
         from kinetic._client import sessions  # Few commands need it.
 
         handle = sessions.open_handle(ref, self.store)
@@ -138,7 +144,8 @@ class AppContext(JobAccess):
         return handle
 
     def handle(self, text: str) -> JobHandle[Any]:
-        """Return the handle of the job with this id, or of the only one whose id starts with it."""
+        """Return the handle of the job with this id, or of the only job whose id starts with this
+        text."""
         return self.handle_of(self.find(text))
 
 

@@ -68,7 +68,7 @@ def of_outcome(outcome: Outcome) -> int:
 
 
 def of_program(outcome: Outcome) -> int:
-    """Return the exit code of `kinetic run`: the program's, on the host that failed first."""
+    """Return the exit code of `kinetic run`: that of the program on the host that failed first."""
     from kinetic._core.exits import ExitCode
 
     first = outcome.first

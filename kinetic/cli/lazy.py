@@ -30,8 +30,8 @@ class LazyGroup(click.Group):
     Args:
         lazy: the commands by name.
         aliases: names of commands, by alias.
-        elsewhere: full commands, such as "kinetic jobs list", by the name that users may try in
-            this group.
+        elsewhere: commands outside of this group, such as "kinetic jobs list", by the name under
+            which users may look for them here.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
         return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None if the group does not have it."""
+        """Import and return a command; None if the group does not have it."""
         entry = self.lazy.get(self.aliases.get(cmd_name, cmd_name))
         if entry is None:
             return None
@@ -102,8 +102,8 @@ class LazyGroup(click.Group):
 
 
 def complete_with(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """Return a completion callback that calls the function `what` of the module `suggestions`, and
-    imports it only then."""
+    """Return a completion callback. It calls the function `what` of the module `suggestions`, which
+    it imports only then."""
 
     def offer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from kinetic.cli import suggestions

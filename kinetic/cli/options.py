@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Duration(_FloatType):
-    """A duration with a unit, converted to seconds."""
+    """A parameter type for a duration with a unit; it is converted to seconds."""
 
     name = "DURATION"
 
@@ -47,7 +47,7 @@ class Duration(_FloatType):
 
 
 class Assignment(_PairType):
-    """A variable and its value: NAME=VALUE."""
+    """A parameter type for a variable and its value: NAME=VALUE."""
 
     name = "NAME=VALUE"
 
@@ -69,7 +69,8 @@ class Assignment(_PairType):
 
 
 class SlicesParam(_SlicesType):
-    """A number of slices, or minimum and maximum of an elastic job: 1:3."""
+    """A parameter type for a number of slices, or for minimum and maximum of an elastic job:
+    1:3."""
 
     name = "N|LEAST:MOST"
 
@@ -101,15 +102,16 @@ _LAST = "kinetic.last"
 
 
 def job_argument(offer: str) -> Callable[[F], F]:
-    """Add the argument ID, which may be "-", and --last. `offer` names the function of the module
-    `suggestions` that completes the ID."""
+    """Return a decorator that adds the argument ID, which may be "-", and --last. `offer` names the
+    function of the module `suggestions` that completes the ID."""
     return _with_last(
         "job_id", "ID", offer, lambda job_id, last: job_id or (NEWEST if last else None)
     )
 
 
 def jobs_argument(offer: str, *, required: bool) -> Callable[[F], F]:
-    """Add the argument ID..., each of which may be "-", and --last."""
+    """Return a decorator that adds the arguments ID..., each of which may be "-", and --last.
+    `offer` names the function of the module `suggestions` that completes the ids."""
     metavar = "ID..." if required else "[ID]..."
     return _with_last(
         "job_ids",
@@ -164,7 +166,8 @@ def _with_last(
 
 
 def host_options(*, all_hosts: str, attempt: str) -> Callable[[F], F]:
-    """Add --host, --all-hosts and --attempt, with these help texts for the last two."""
+    """Return a decorator that adds --host, --all-hosts and --attempt. The arguments are the help
+    texts of the last two."""
     options = (
         click.option(
             "--host",
@@ -200,7 +203,8 @@ def json_option(command: F) -> F:
 
 
 def ignore_option(*names: str, is_flag: bool = False) -> Callable[[F], F]:
-    """Accept and ignore an option of keras-kinetic, so that its command lines keep working."""
+    """Return a decorator that accepts and ignores an option of keras-kinetic, so that its command
+    lines keep working."""
     return click.option(*names, hidden=True, expose_value=False, is_flag=is_flag)
 
 
@@ -210,10 +214,10 @@ def yes_option(command: F) -> F:
 
 
 def confirm(action: str, *, yes: bool) -> None:
-    """Ask before an action, such as "remove the profile dev", unless `yes`.
+    """Ask the user before an action, such as "remove the profile dev". With `yes`, do not ask.
 
     Raises:
-        UsageError: there is no terminal to ask on.
+        UsageError: there is no terminal on which to ask.
     """
     if yes:
         return
@@ -223,7 +227,11 @@ def confirm(action: str, *, yes: bool) -> None:
 
 
 def check_hosts(ref: JobRef, hosts: Sequence[int]) -> tuple[int, ...]:
-    """Return the hosts without duplicates; refuse a host that the job does not have."""
+    """Return the hosts without duplicates.
+
+    Raises:
+        UsageError: the job does not have one of the hosts.
+    """
     from kinetic._client.board import shape  # Few commands need it.
 
     return tuple(dict.fromkeys(shape.check_host(ref, host) for host in hosts))

@@ -46,7 +46,7 @@ def notice(words: str) -> None:
 
 
 def error(words: str, hint: str = "") -> None:
-    """Print an error and, if given, a hint what to do next."""
+    """Print an error, and below it a hint on what to do next if there is one."""
     words = text.printable_lines(words)
     notice(f"error: {words}" + (f"\n{hint}" if hint else ""))
 
@@ -90,12 +90,13 @@ def table(
     wrap: str = "",
     below: str | None = None,
 ) -> None:
-    """Print rows below a header, without the columns in `left_out`: fitted to the width of a
-    terminal, or plain and complete in a pipe.
+    """Print rows below a header, without the columns in `left_out`. The table is fitted to the
+    width of a terminal; in a pipe it is plain and complete.
 
     On a narrow terminal only the column `cut` is truncated and only the column `wrap` is wrapped,
     so that ids and other cells stay complete for copying. On any terminal the text of the column
-    `below` is printed below its row, in at most `_LINES_BELOW` lines.
+    `below` is printed below its row, in at most `_LINES_BELOW` lines. `right` names the columns to
+    align on the right.
     """
     columns, clean = _choose_columns(columns, rows, left_out)
     if not sys.stdout.isatty():
@@ -154,12 +155,12 @@ _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def _exit_on_signal(signum: int, _: object) -> NoReturn:
-    """Raise SystemExit, so that the terminal is restored before the process ends."""
+    """Raise SystemExit, so that `Screen` restores the terminal before the process ends."""
     sys.exit(128 + signum)
 
 
 class Screen:
-    """A full-screen table that is redrawn until the user presses q."""
+    """A full-screen table that can be redrawn until the user presses q."""
 
     def __enter__(self) -> Screen:
         from rich.console import Console
@@ -212,7 +213,7 @@ class Screen:
         )
 
     def wait(self, seconds: float) -> bool:
-        """Wait; return True if the user pressed q."""
+        """Wait this many seconds. Return True as soon as the user presses q."""
         return self._keys.quits_within(seconds)
 
 
@@ -237,7 +238,7 @@ class _Keys:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._saved)
 
     def quits_within(self, seconds: float) -> bool:
-        """Wait; return True at once when q is pressed or stdin ends."""
+        """Wait this many seconds. Return True as soon as q is pressed or stdin ends."""
         import os
         import select
         import time
@@ -305,8 +306,8 @@ def _style(words: str) -> str:
 
 
 def failure(problem: BaseException) -> None:
-    """Print the exception of a failed job as Python does, with the host's frames. Print only the
-    message of kinetic's own errors."""
+    """Print the exception of a failed job as Python does, with the host's frames. For kinetic's own
+    errors, print only the message."""
     import traceback
 
     if isinstance(problem, KineticError):
@@ -334,8 +335,8 @@ def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bo
 
 
 def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Prefixer) -> None:
-    """Copy a program's output as it arrives, its stdout to stdout and its stderr to stderr, so that
-    it can be piped like a local program's."""
+    """Copy a program's output as it arrives: its stdout to stdout and its stderr to stderr, so that
+    it can be piped like the output of a local program."""
     from kinetic._core.log_format import STDERR
 
     sys.stdout.flush()
@@ -351,12 +352,13 @@ def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Pre
 
 
 def silence_stdout() -> None:
-    """Discard all further output, because the reader of the pipe has closed it."""
+    """Discard everything printed from now on, because the reader of the pipe has closed it."""
     _silence(sys.stdout)
 
 
 def silence_broken_stdout() -> str:
-    """Return why stdout cannot be written, and discard further output; "" if stdout works."""
+    """If stdout cannot be written, return the reason and discard everything printed from now on; ""
+    if stdout works."""
     try:
         sys.stdout.flush()
     except OSError as error:

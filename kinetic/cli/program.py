@@ -42,7 +42,8 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The job's display name: the file's name, or the folder's if a folder is run."""
+        """The job's display name: the name of the file; if a folder is run, the name of the
+        folder."""
         path = Path(self.target)
         if self.kind is ProgramKind.SCRIPT and path.name == _MAIN_FILE:
             path = path.parent.absolute()
@@ -88,8 +89,8 @@ def _program(kind: ProgramKind, words: Sequence[str]) -> Program | None:
 
 
 def check(program: Program | None) -> Program:
-    """Refuse a program that cannot run, before anything is created. Return the program; if it is a
-    folder, with the path of the file in it to run."""
+    """Check that the program can run, before anything is created. Return the program. If it is a
+    folder, return it with the path of the file in the folder that Python runs."""
     if program is None:
         raise UsageError("Nothing to run. Name a script, -m MODULE, or a command after --.")
     if program.kind is ProgramKind.SCRIPT:
@@ -103,11 +104,11 @@ def check(program: Program | None) -> Program:
 
 
 def refuse_late(program: Program | None, words: Collection[str]) -> None:
-    """Refuse a switch of `kinetic run` that was written after the script, unless the script's text
-    mentions it. `words` are the words before the script.
+    """Refuse an option of `kinetic run` that was written after the script, unless the text of the
+    script mentions that option. `words` are the words before the script.
 
     Raises:
-        UsageError: the job would run without the switch.
+        UsageError: the script would get the option, and the job would run without it.
     """
     script = program.target if program and program.kind is ProgramKind.SCRIPT else ""
     if program is None or not Path(script).is_file():
@@ -123,7 +124,8 @@ def refuse_late(program: Program | None, words: Collection[str]) -> None:
 
 
 def _find_script(target: str) -> str:
-    """Return the path of the script; for a folder, of the file that `python FOLDER` runs."""
+    """Return the path of the script. For a folder, return the path of the file that `python FOLDER`
+    runs."""
     path = Path(target)
     if path.is_dir():
         if not (path / _MAIN_FILE).is_file():
@@ -146,8 +148,8 @@ def script_path(program: Program, cwd: Path) -> Path | None:
 
 
 def make_function(program: Program, cwd: Path) -> Callable[[], None]:
-    """Return the function that hosts call. It closes over strings only and imports its code by
-    name, so that nothing else of this process is pickled."""
+    """Return the function that hosts call. It refers only to strings and imports code by name, so
+    that nothing else of this process is pickled."""
     script = script_path(program, cwd)
     kind, args, written = str(program.kind), program.args, program.target
     target = program.target if script is None else os.path.relpath(script, cwd.resolve())
@@ -165,10 +167,10 @@ def make_function(program: Program, cwd: Path) -> Callable[[], None]:
 
 
 def _register_module(program: Program, script: Path | None) -> str:
-    """Create a module for the function, so that the search for the source tree starts at the
-    script, or in the working directory if there is none.
+    """Create a module for the function and return its name. The search for the source tree then
+    starts at the script, or in the working directory if there is no script.
 
-    The module must not be `__main__`, which is the console script in the `bin` of some environment.
+    The module must not be `__main__`: in some environments that is the console script in `bin`.
     """
     name = f"kinetic {program.kind} {script or program.target}"
     module = ModuleType(name)
@@ -184,8 +186,8 @@ def _register_module(program: Program, script: Path | None) -> str:
 
 
 def explain_missing_accelerator(program: Program | None) -> str:
-    """Return the message for a missing -a. An -a after the program does not count, because the
-    program may have its own option `-a`; then the message says so."""
+    """Return the message for a missing -a. If -a stands after the program, where it may be the
+    program's own option, the message says so."""
     shown_program = program or Program(ProgramKind.SCRIPT, "train.py")
     before = {ProgramKind.SCRIPT: [], ProgramKind.MODULE: ["-m"], ProgramKind.COMMAND: ["--"]}
     example = shlex.join(

@@ -28,14 +28,14 @@ from kinetic.cli.context import AppContext
 _DIGEST_DIGITS = 64
 _ENDED = frozenset(status for status in JobStatus if status.ended)
 _FETCHED = re.compile(rb'"source": *("(?:gs|hf)://[^"\\]*")')
-"""Matches, in a plan, the URI of data that hosts fetch themselves."""
+"""Matches the URI of data that hosts fetch themselves, in the text of a plan."""
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 @dataclass(frozen=True)
 class Swept:
-    """Objects that a sweep removes: unused content, unfinished submissions, unpacked data, batches
-    without jobs."""
+    """Objects that pruning removes besides old jobs: unused content, unfinished submissions,
+    unpacked data, batches without jobs."""
 
     contents: tuple[Entry, ...] = ()
     orphans: tuple[str, ...] = ()
@@ -52,22 +52,22 @@ def list_ended_before(app: AppContext, moment: float) -> list[JobRef]:
 
 
 def _end_time(ref: JobRef, standing: JobStanding) -> float:
-    """Return when the job ended, or was submitted if its end was not recorded; infinity if it has
-    not ended, or if its backend does not answer."""
+    """Return when the job ended; if its end was not recorded, when it was submitted. Return
+    infinity if the job has not ended, or its backend does not answer."""
     if standing.ended_at is not None:
         return standing.ended_at
     return ref.created_at if standing.state in _ENDED else float("inf")
 
 
 def remove(app: AppContext, ref: JobRef) -> None:
-    """Remove an ended job: its objects at the backend, its records and its logs. Its output folder
-    stays."""
+    """Remove an ended job: its resources on the backend, its records and its logs. The job's output
+    folder stays."""
     app.backend_of(ref).cleanup(ref)
     stored.remove(app.store, ref.job_id)
 
 
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:
-    """Return the objects that a sweep would remove if the jobs in `without` did not exist."""
+    """Return the objects that `sweep` would remove if the jobs in `without` did not exist."""
     # Content must be listed before plans are read: see gc_lock.
     trees, packs, blobs, executables = at_once(
         lambda prefix: list(store.entries(prefix)),
@@ -84,7 +84,8 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     used |= {digest(tree) for tree in used_trees}.union(*map(_digests, records.values()))
     contents = tuple(
         content
-        # Trees' records come first: an interrupted sweep must not leave one without its content.
+        # Remove records of trees first: an interrupted sweep must not leave a record without its
+        # content.
         for content in (*trees, *packs, *blobs, *executables)
         if digest(content) not in used and content.written_at < older_than
     )
@@ -99,8 +100,8 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
 
 
 def sweep(store: Store, *, older_than: float) -> Swept:
-    """Remove unused content written before `older_than` (seconds since the epoch). Jobs that are
-    being submitted keep theirs."""
+    """Remove unused content written before `older_than` (seconds since the epoch). Content of jobs
+    that are being submitted stays. Return what was removed."""
     with lock_for_sweep(store):
         unused = find_unused(store, older_than=older_than)
         for job_id in unused.orphans:
@@ -134,7 +135,8 @@ def digest(content: Entry) -> str:
 
 
 def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
-    """Yield ids of old jobs without a reference: their submission was killed before writing it."""
+    """Yield ids of old jobs without a reference: their submission was killed before it wrote
+    one."""
     for job_id in sorted(jobs.difference(stored.list_ids(store))):
         prefixes = (layout.JobKeys(job_id).prefix, layout.JobKeys(job_id).listing)
         if all(_is_older(store, prefix, older_than) for prefix in prefixes):
@@ -156,7 +158,8 @@ def _is_older(store: Store, prefix: str, moment: float) -> bool:
 
 
 def _find_in_plans(store: Store, jobs: Sequence[str]) -> set[str]:
-    """Return the digests in the plans of jobs, and of the URIs from which hosts fetch data."""
+    """Return the digests that occur in the plans of jobs, and the digests of the URIs from which
+    hosts fetch data."""
     used: set[str] = set()
     for plan in get_many(store, [layout.JobKeys(job_id).plan for job_id in jobs]).values():
         used |= _digests(plan)

@@ -143,7 +143,7 @@ Examples:
 @click.version_option(__version__, "--version", prog_name="kinetic", message="%(prog)s %(version)s")
 @click.pass_context
 def root(ctx: click.Context, /, *, profile: str | None, verbose: bool) -> None:
-    """Apply the options that precede every command."""
+    """Apply the options that stand before the command."""
     if profile is not None:
         from kinetic._config import settings
 
@@ -157,7 +157,7 @@ def root(ctx: click.Context, /, *, profile: str | None, verbose: bool) -> None:
 
 def call(argv: Sequence[str], app: AppContext | None = None) -> int:
     """Run one command line and return its exit code. `app` replaces the configured store and
-    backends."""
+    backends, for tests."""
     code: object = exit_codes.OK
     try:
         with root.make_context("kinetic", list(argv), obj=app) as ctx:
@@ -177,8 +177,8 @@ def call(argv: Sequence[str], app: AppContext | None = None) -> int:
 
 
 def complete_for_shell() -> None:
-    """Print completions and exit if the completion script started this process. Print nothing if
-    the line so far is invalid."""
+    """If the shell's completion script started this process, print completions and exit. Print
+    nothing if the line typed so far is invalid."""
     try:
         root._main_shell_completion({}, "kinetic")
     except click.ClickException:

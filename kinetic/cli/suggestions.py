@@ -40,8 +40,8 @@ def _quiet(
 
 @_quiet
 def jobs(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Suggest ids of jobs, newest first, without "job-" if the word starts without it. Suggest ids
-    of batches if the word starts like one."""
+    """Suggest ids of jobs, newest first. If the typed word does not start with "job-", leave that
+    out of the ids. If it starts like an id of a batch, suggest those."""
     return _ids(ctx, incomplete)
 
 
@@ -52,7 +52,7 @@ def running_jobs(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem
 
 
 def _open_app(ctx: click.Context) -> AppContext:
-    """Return the context for the options on the line: --profile, --project and the like."""
+    """Return the context for the options that were typed: --profile, --project and the like."""
     from kinetic._config import settings
     from kinetic.cli.context import PLACES, make_context
 
@@ -82,7 +82,7 @@ def _ids(
 
 
 def _batches(refs: Iterable[JobRef], prefix: str) -> Iterable[CompletionItem]:
-    """Return ids of batches that have jobs, newest first."""
+    """Suggest ids of batches that have jobs, newest first."""
     from kinetic._client.board.text import count
 
     jobs = Counter(ref.group_id for ref in refs if ref.group_id)
@@ -99,7 +99,7 @@ def batches(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
 
 @_quiet
 def attempts(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Suggest attempt numbers of the job named on the line, newest first."""
+    """Suggest the numbers of the attempts of the job that was typed, newest first."""
     from kinetic._store import attempts as stored
 
     app = _open_app(ctx)
@@ -112,7 +112,7 @@ def attempts(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
 
 @_quiet
 def accelerators(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Suggest accelerators; after a colon, with the suffix that may follow it."""
+    """Suggest accelerators. If a colon was typed, suggest names with ":spot"."""
     from kinetic._client.board.text import count
     from kinetic._core.accelerators.catalog import catalog_rows
 

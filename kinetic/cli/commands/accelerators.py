@@ -32,7 +32,8 @@ _NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST", "$/HOUR", "SPOT")
 
 _WIDE = 90
 _LEFT_OUT = {"KIND": _WIDE, "CHIPS/HOST": 70}
-"""Columns that repeat others, with the terminal width, in columns, below which they are hidden."""
+"""Columns that repeat other columns. Each is hidden on terminals narrower than its number of
+columns."""
 
 _HELP = """List the accelerators that jobs can use.
 
@@ -65,7 +66,7 @@ Examples:
     "words", metavar="[FILTER]", required=False, shell_complete=complete_with("accelerators")
 )
 def accelerators(words: str | None, as_json: bool, live: bool, **place: str | None) -> None:
-    """Print the catalog, the matching part of it, or the accelerators of a cluster."""
+    """Print the catalog, the part of it that matches `words`, or the accelerators of a cluster."""
     if live:
         _print_live(words, place, as_json=as_json)
         return

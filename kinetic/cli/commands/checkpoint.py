@@ -1,4 +1,5 @@
-"""`kinetic checkpoint`: checkpoints of a training, and the memory that local checkpoints need."""
+"""`kinetic checkpoint`: checkpoints of a training run, and the memory that local checkpoints
+need."""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ def checkpoint() -> None:
 
 
 def _find_folder(app: AppContext, name: str) -> str:
-    """Return the name itself if it is a folder or a URI; for a job's id, its output folder."""
+    """Return the folder of checkpoints: `name` itself if it is a folder or a URI; if it is a job's
+    id, the job's output folder."""
     if re.fullmatch(r"job-[0-9a-f]+", name) and not os.path.exists(name):  # noqa: PTH110
         folder = app.find(name).output_dir
         if not folder:
@@ -161,7 +163,7 @@ def _metrics(step: Step) -> str:
 @_argument
 @pass_app
 def inspect(app: AppContext, /, *, uri: str, step: int | None, as_json: bool) -> None:
-    """Print the leaves of a checkpoint."""
+    """Print the arrays and values in a checkpoint."""
     checkpoints = _open_checkpoints(app, uri)
     chosen = checkpoints.step(step)
     if as_json:
@@ -237,7 +239,7 @@ def rm(
     force: bool,
     yes: bool,
 ) -> int:
-    """Remove checkpoints."""
+    """Remove checkpoints; return the exit code."""
     if not (numbers or unfinished or everything):
         raise UsageError("Choose what to remove: --step N, --unfinished or --all.")
     checkpoints = _open_checkpoints(app, uri)
@@ -282,7 +284,7 @@ def rm(
         else checkpoints.where
     )
     confirm(f"remove {what} {names} ({size}) from {where}", yes=yes)
-    # Do not take the lease in another program's folder: it would leave a file there.
+    # Do not take the lease in another program's folder: that would leave a file there.
     if force or (program and not checkpoints.has_owner):
         checkpoints.remove(chosen)
     else:

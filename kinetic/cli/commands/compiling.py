@@ -42,8 +42,8 @@ Examples:
 """
 
 _OWN_FILES = (str(Path(__file__).parents[2]), "<frozen importlib")
-"""Files whose frames are removed from the head of a traceback, so that it begins in the caller's
-code."""
+"""Frames of these files are removed from the start of a traceback, so that it begins in the
+caller's code."""
 
 
 @click.command(
@@ -95,7 +95,7 @@ def compile_(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Print the compiler's report."""
+    """Compile the function and print the compiler's report. Return the exit code."""
     from kinetic._client.compiling import compile_for
     from kinetic._compile.slice import call_build
 

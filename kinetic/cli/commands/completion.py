@@ -31,7 +31,7 @@ Example, for this shell only:
 @click.argument("shell", metavar="{bash|zsh|fish}", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
 def completion(ctx: click.Context, /, *, shell: str) -> None:
-    """Print the script."""
+    """Print click's completion script for a shell."""
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STATES = (*JobStatus, UNKNOWN)
 _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE", "REASON")
 _NARROW = 72
-"""Width of a terminal, in columns, below which ACCELERATOR and HOSTS are hidden to leave room for
+"""On terminals narrower than this many columns, ACCELERATOR and HOSTS are hidden to leave room for
 names."""
 _HOST_COLUMNS = ("SLICE", "HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _ATTEMPT_COLUMNS = ("SLICES", "ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
@@ -168,7 +168,7 @@ def list_jobs(
     group: str | None,
     as_json: bool,
 ) -> None:
-    """Print one line for each job."""
+    """Print one line for each job, newest first."""
     refs = app.board.refs() if group is None else app.list_batch(group)
     wanted, most = {state.upper() for state in states}, None if show_all else limit
     jobs, more = app.board.select(refs, most, wanted)
@@ -181,7 +181,7 @@ def list_jobs(
         return output.notice("No job matches." if states or group else "There are no jobs yet.")
     if group is not None:
         output.notice(f"Batch {app.batch_name(jobs[0][0].group_id or group)}:")
-    # Most jobs have no reason: hide the column if none has one.
+    # Most jobs have no reason: hide the column if no job has one.
     has_reasons = any(standing.reason for _, standing in jobs if standing.state != UNKNOWN)
     left_out = [] if has_reasons else ["REASON"]
     if (output.width() or _NARROW) < _NARROW:
@@ -350,7 +350,8 @@ def _facts(
 
 
 def _name_session(app: AppContext, ref: JobRef) -> str:
-    """Return the name and the job of the session that runs a call; "" for any other job."""
+    """Return the name and the job id of the session on which a call runs; "" if the job is no
+    call."""
     if not ref.place.session:
         return ""
     with contextlib.suppress(KineticError):  # Its records were removed.
@@ -359,8 +360,8 @@ def _name_session(app: AppContext, ref: JobRef) -> str:
 
 
 def _slices(app: AppContext, ref: JobRef) -> int | tuple[int, int]:
-    """Return the number of slices of a single-controller job. Return 1 for other jobs: their number
-    of hosts gives the number of slices."""
+    """Return the number of slices of a job with a single controller. For other jobs return 1: their
+    number of slices follows from their number of hosts."""
     if not ref.has_single_controller:
         return 1
     plan = app.board.plan(ref)
@@ -395,7 +396,8 @@ def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _describe_cache(outcome: Outcome) -> str:
-    """Return what JAX's compilation cache saved on the host with the most programs from it."""
+    """Return what JAX's compilation cache saved, on the host that took the most programs from
+    it."""
     best = max(outcome.reports, key=lambda report: report.cache_hits, default=None)
     if best is None or not best.cache_hits:
         return ""
@@ -404,7 +406,7 @@ def _describe_cache(outcome: Outcome) -> str:
 
 
 def _name_blamed(outcome: Outcome) -> str:
-    """Return the hosts that failed first; "" if no host has ever run or none is at fault."""
+    """Return the hosts that failed first; "" if no host ever ran, or none is to blame."""
     is_late = outcome.first is not None and str(outcome.first.exit) in ("timeout", "over_budget")
     if str(outcome.verdict) != "failed" or is_late or _has_never_run(outcome):
         return ""
@@ -412,7 +414,7 @@ def _name_blamed(outcome: Outcome) -> str:
 
 
 def _has_never_run(outcome: Outcome) -> bool:
-    """True if no host has joined, for a reason that the verdict states."""
+    """True if no host ever joined, and the verdict says why."""
     return all(
         str(r.exit) == "never_joined" and (not r.detail or r.detail.rstrip(".") in outcome.reason)
         for r in outcome.reports
@@ -443,8 +445,8 @@ def _attempt_cells(attempt: AttemptPicture) -> tuple[str, ...]:
 
 
 def _print_running(members: list[HostLine]) -> None:
-    """Print the activity of the hosts. Of a large gang, print the hosts that have been idle
-    longest, and the number of the others."""
+    """Print what the hosts are doing. Of a large gang, print the hosts that have been idle longest,
+    and the number of the others."""
     from kinetic._client.board import activity
 
     idlest = sorted(members, key=lambda line: (-line.still_s, line.host))[:_MOST_HOSTS]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kinetic.cli.pruning import Swept
 
 LISTED = 20
-"""Maximum number of removed jobs to list; a dry run lists all."""
+"""At most this many removed jobs are listed; a dry run lists all."""
 
 _STACKS_HELP = """Show the Python stacks of a running job, on every host.
 
@@ -93,7 +93,7 @@ Examples:
 @job_argument("running_jobs")
 @pass_app
 def stacks(app: AppContext, /, *, job_id: str, as_json: bool) -> int:
-    """Print the stacks of all hosts."""
+    """Print the stacks of all hosts; return the exit code."""
     handle = app.handle(job_id)
     stacks_by_host = handle.stacks()
     if as_json:
@@ -171,8 +171,8 @@ def cleanup(
 
 
 def _find_all(app: AppContext, ids: tuple[str, ...]) -> tuple[list[BatchHandle[Any]], list[JobRef]]:
-    """Find all batches and jobs before acting on any, so that a wrong id does not leave the work
-    half done."""
+    """Return the batches and jobs with these ids. Find all of them before the caller changes any,
+    so that a wrong id does not leave the work half done."""
     groups = [text_id for text_id in ids if text_id.startswith(BATCH)]
     batches = {batch.group_id: batch for batch in map(app.open_batch, groups)}
     jobs = map(app.find_to_end, (text_id for text_id in ids if text_id not in groups))
@@ -198,7 +198,7 @@ def _find_all(app: AppContext, ids: tuple[str, ...]) -> tuple[list[BatchHandle[A
 @json_option
 @pass_app
 def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as_json: bool) -> int:
-    """Remove old records, then unused content."""
+    """Remove old records, then unused content. Return the exit code."""
     from kinetic._store.gc_lock import content_age_s
     from kinetic._store.many import at_once
     from kinetic.cli import pruning
@@ -243,7 +243,8 @@ def _count_removed(refs: list[JobRef], swept: Swept) -> str:
 
 
 def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
-    """Return a line for each of the first `limit` jobs, and one for the rest."""
+    """Return a line for each of the first `limit` jobs, and one line with the number of the
+    others."""
     lines = [f"  {ref.job_id}  {text.printable(ref.display_name)}" for ref in refs[:limit]]
     return [*lines, f"  and {len(refs) - len(lines)} more"] if len(lines) < len(refs) else lines
 
@@ -251,9 +252,10 @@ def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
 def _try_remove(
     app: AppContext, ref: JobRef, unreachable: dict[Place, str]
 ) -> dict[str, Any] | None:
-    """Remove one job; return a failure instead of raising it, so that other jobs are removed too.
+    """Remove one job. Return a failure as a JSON object instead of raising it, so that other jobs
+    are removed too; None on success.
 
-    If a backend does not answer, it is added to `unreachable` and its other jobs are skipped,
+    A backend that does not answer is added to `unreachable`. Its other jobs are then skipped,
     because each would time out.
     """
     from kinetic.cli import pruning

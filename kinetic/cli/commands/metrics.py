@@ -56,10 +56,10 @@ class _Choice(NamedTuple):
     """A selection of series.
 
     Attributes:
-        names: names of metrics; () for all.
-        hosts: None for all.
-        attempt: None for all.
-        repeats: include all values of a step that was trained again, not only the last one.
+        names: names of the metrics; () for all.
+        hosts: indices of the hosts; None for all.
+        attempt: number of the attempt; None for all.
+        repeats: include all values of a step that was repeated, not only the last one.
     """
 
     names: tuple[str, ...]
@@ -374,7 +374,8 @@ def _print_rows(
 def _new_series(
     app: AppContext, watched: Sequence[_ShownJob], choice: _Choice
 ) -> Iterator[tuple[_ShownJob, Series]]:
-    """Yield the new values of each job as they arrive, as series."""
+    """Yield the new values of each job as they are logged, as series with the job that they belong
+    to."""
     from kinetic._core.metrics import Recording
 
     for job, chunk in _chunks(app, watched):
@@ -391,7 +392,8 @@ def _new_series(
 def _chunks(
     app: AppContext, watched: Sequence[_ShownJob]
 ) -> Iterator[tuple[_ShownJob, LogChunk | None]]:
-    """Yield the log chunks of all jobs in turn, with None at least every 0.1 s."""
+    """Yield the log chunks of all jobs, one job after the other in turns; yield None at least every
+    0.1 s."""
     streams = [
         (job, app.handle_of(job.ref).chunks(replace(job.reader.request, follow=True)))
         for job in watched

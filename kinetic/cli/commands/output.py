@@ -149,7 +149,7 @@ def logs(
 @job_argument("jobs")
 @pass_app
 def wait(app: AppContext, /, *, job_id: str, timeout: float | None, as_json: bool) -> int:
-    """Wait for the end of the job or batch."""
+    """Wait for the end of the job or batch; return the exit code."""
     if job_id.startswith(BATCH):
         return _wait_for_batch(app.open_batch(job_id), timeout, as_json=as_json)
     handle = app.handle(job_id)
@@ -208,7 +208,7 @@ def result(
     cleanup_poll_interval: float,
     as_json: bool,
 ) -> int:
-    """Print the job's value."""
+    """Print the job's value; return the exit code."""
     handle = app.handle(job_id)
     if not handle.wait(timeout).ok:
         return print_failure(handle)
@@ -223,8 +223,8 @@ def result(
 
 
 def print_failure(handle: JobHandle[Any], *, is_printed: bool = False) -> int:
-    """Print the error of a failed job as the call would raise it; with `is_printed`, without the
-    leader's last lines, because they have been printed already."""
+    """Print the error of a failed job as the call would raise it, and return the exit code. With
+    `is_printed`, leave out the leader's last lines, which have been printed already."""
     problem = handle.error(is_printed=is_printed)
     if problem is not None:
         output.failure(problem)
@@ -232,7 +232,8 @@ def print_failure(handle: JobHandle[Any], *, is_printed: bool = False) -> int:
 
 
 def _spell_numbers(value: Any) -> Any:
-    """Replace floats that are not finite by "NaN", "Infinity" or "-Infinity", at any depth."""
+    """Return the value with floats that are not finite, at any depth, replaced by "NaN", "Infinity"
+    or "-Infinity"."""
     if isinstance(value, dict):
         return {key: _spell_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -253,10 +254,10 @@ def _print_value(value: Any, as_json: bool) -> None:
 
 
 def _simplify(value: Any) -> Any:
-    """Return an array as lists of numbers, an array scalar as a number.
+    """Return an array as nested lists of numbers, and an array scalar as a number.
 
     Raises:
-        TypeError: the value is neither.
+        TypeError: the value is neither an array nor an array scalar.
     """
     if hasattr(value, "tolist"):
         return value.tolist()

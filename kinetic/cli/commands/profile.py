@@ -120,7 +120,8 @@ def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_readers(path: Path, values: Mapping[str, str]) -> None:
-    """Refuse a profile that keras-kinetic could not read if it shares the file."""
+    """Refuse to write a profile that keras-kinetic could not read, if kinetic and keras-kinetic
+    share the file."""
     fits = {"project", "zone", "cluster"} <= values.keys() <= set(CLUSTER_FIELDS)
     if fits or path.parent.name != ".kinetic":
         return
@@ -155,7 +156,7 @@ def create(name: str | None, force: bool, **options: str | None) -> None:
 
 
 def _collect_values(options: dict[str, str | None]) -> dict[str, str]:
-    """Return values from options, then from the environment, then from prompts."""
+    """Return the profile's values: from options, else from the environment, else from prompts."""
     loaded = settings.load(flags=options, profile={})
     explicit = (settings.Origin.FLAG, settings.Origin.ENVIRONMENT)
     values = {

@@ -64,10 +64,11 @@ _MOST_FILES = 20
 
 
 class _RunCommand(click.Command):
-    """A command whose options end at the program."""
+    """A command that parses options only up to the program: all later words belong to the
+    program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split off the program, so that click does not parse its arguments as options."""
+        """Split off the program and its arguments, so that click does not parse them as options."""
         options = [param for param in self.params if isinstance(param, click.Option)]
         with_values = {name for option in options if not option.is_flag for name in option.opts}
         words, program = programs.split(args, with_values)
@@ -100,7 +101,8 @@ class _RunCommand(click.Command):
 
 
 def table_options(*names: str) -> Callable[[F], F]:
-    """Add the flags of these options of the decorator; without names, of all that have one."""
+    """Return a decorator that adds the flags of these options of `kinetic.run`. Without names, it
+    adds the flags of all options that have one."""
 
     def add(command: F) -> F:
         for row in reversed(TABLE.values()):
@@ -146,7 +148,7 @@ _TYPES: dict[Takes, Any] = {
     Takes.SWITCH: bool,
 }
 _COLLECT: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: list}
-"""Types that collect the values of repeatable options."""
+"""Types that collect the values of options that may be given several times."""
 
 
 @click.command(
@@ -197,7 +199,7 @@ def run(
     form: str | None,
     **options: Any,
 ) -> int:
-    """Submit the program, then print its output."""
+    """Submit the program, then print its output. Return the exit code."""
     if options["accelerator"] is None:
         options |= _slices_of_session(app, ctx, options["session"])
     program = programs.check(ctx.meta["kinetic.program"])
@@ -248,7 +250,7 @@ def _slices_of_session(app: AppContext, ctx: click.Context, name: str | None) ->
 
 
 def _check_elastic(options: Mapping[str, Any]) -> None:
-    """Refuse elastic options with a single controller, where they would have no effect."""
+    """Refuse elastic options that have no effect with a single controller."""
     rules = ("max_failures", "slice_timeout", "start_wait", "on_slice_loss")
     option = next((name for name in rules if options[name] is not None), None)
     if option is not None and options["controller"] == "single":
@@ -304,13 +306,13 @@ def _print_documents(view: PlanView, form: str) -> int:
 
 
 def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `kinetic.run` for these options."""
+    """Return the arguments for `kinetic.run`, made from these command-line options."""
     joins = "program" if program.kind is ProgramKind.COMMAND else "lazy"
     return options | {"name": options["name"] or program.name, "joins_jax": joins}
 
 
 def _follow(handle: JobHandle[Any], program: Program, all_hosts: bool, *, checks: bool) -> int:
-    """Print the output as it arrives, then report the end of the program."""
+    """Print the output as it arrives, then report the end of the program. Return the exit code."""
     from kinetic._client.result import name_files
 
     if os.isatty(2):
@@ -389,7 +391,8 @@ def _report_failure(
 
 
 def _read_last_lines(handle: JobHandle[Any], host: int, outcome: Outcome) -> list[str]:
-    """Return the last lines of a host's output, and the command that shows all of it."""
+    """Return the last lines of a host's output, and a line with the command that shows all of
+    it."""
     from kinetic._client.result import read_tail
     from kinetic._core import failure
 

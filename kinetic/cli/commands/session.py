@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("NAME", "ACCELERATOR", "STATE", "HELD", "$/H", "COST", "CALLS")
 _STOP_S = 60.0
-"""Longest wait for a session to end."""
+"""Longest wait in seconds for a session to end."""
 
 _PACKAGE = "kinetic.cli.commands.session"
 _COMMANDS = {
@@ -145,7 +145,7 @@ _name_argument = click.argument("name", shell_complete=complete_with("sessions")
 def start(
     app: AppContext, /, *, accelerator: str, name: str, detach: bool, **options: Any
 ) -> int | None:
-    """Start a session."""
+    """Start a session; return the exit code."""
     handle, is_new = app.hold(accelerator, {"name": name, **options})
     if not is_new:
         output.notice(handle.describe_existence())
@@ -228,7 +228,8 @@ def _in_usd(amount: float | None) -> str:
 
 
 def _describe_calls(calls: Sequence[str]) -> str:
-    """Return how many calls wait behind the one that runs, or that none waits; "" if none runs."""
+    """Return a text about the calls that wait behind the running call, or that no call waits; "" if
+    no call runs."""
     waiting = len(calls) - 1
     return f", {waiting} waiting" if waiting > 0 else ", 1 running" if calls else ""
 
@@ -273,8 +274,8 @@ def status(app: AppContext, /, *, name: str, as_json: bool) -> None:
 
 
 def _idle_s(app: AppContext, status: SessionStatus, calls: Sequence[JobRef]) -> float | None:
-    """Return the seconds since the last call ended, or since the hosts were there; None while a
-    call runs, before the hosts are there, and after the end."""
+    """Return the seconds since the last call ended, or since the hosts were up if there was no
+    call. Return None while a call runs, before the hosts are up, and after the session's end."""
     if status.calls or status.state != "RUNNING" or not status.held_s:
         return None
     ended_at = app.board.read_standing(calls[0]).ended_at if calls else None
@@ -285,7 +286,8 @@ def _idle_s(app: AppContext, status: SessionStatus, calls: Sequence[JobRef]) -> 
 def _describe_end(
     handle: SessionHandle, plan: Plan, status: SessionStatus, idle_s: float | None
 ) -> str:
-    """Return when the session ends by itself; before its hosts are there, its terms."""
+    """Return when the session will end by itself. Before its hosts are up, return the limits that
+    will end it."""
     if plan.holds is None or not status.held_s:
         return handle.describe_end()
     idle_since = None if idle_s is None else -idle_s
@@ -301,7 +303,7 @@ def _describe_end(
 )
 @pass_app
 def stop(app: AppContext, /, *, names: tuple[str, ...], force: bool) -> int:
-    """End sessions."""
+    """End sessions; return the exit code."""
     # Find all sessions first, so that a wrong name does not leave the work half done.
     handles = [app.find_session(name) for name in dict.fromkeys(names)]
     code, stopping = exit_codes.OK, []
@@ -322,7 +324,7 @@ def stop(app: AppContext, /, *, names: tuple[str, ...], force: bool) -> int:
 
 
 def _await_end(handle: SessionHandle) -> str:
-    """Wait until a session has ended; return the line that says so."""
+    """Wait until a session has ended; return a line about that for the user."""
     try:
         handle.job.wait(_STOP_S)
     except WaitTimeout:
