@@ -337,7 +337,7 @@ def comparison(name: str, value: object) -> Comparison:
 
 
 def variable(where: str, name: object) -> str:
-    """Check the name of an environment variable."""
+    """Check the name of an environment variable; errors say that it is in `where`."""
     if not isinstance(name, str):
         raise UsageTypeError(f"The names of variables in {where} must be strings; got {name!r}.")
     if not _NAME.fullmatch(name):

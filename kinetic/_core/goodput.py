@@ -138,7 +138,7 @@ def divide(
     Args:
         gang: the attempts.
         spans: the spans of a host in each attempt, by the attempt's number, oldest first.
-        slices: the number of slices whose price is the job's.
+        slices: the number of slices that the price of the job covers.
         created_at: when the job was submitted.
         until: when it ended; the present time while it runs.
     """

@@ -74,6 +74,7 @@ def option(
     Args:
         name: the option's name, if it differs from the field's.
         unset: the value to store when users leave the option out, if it differs from the default.
+            check, help, default, flag, becomes: see `Option`.
     """
     row = Option(name, check, help, default, flag, becomes)
     value = default if unset is MISSING else unset

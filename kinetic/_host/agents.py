@@ -101,7 +101,8 @@ class Agents:
         return ForkServer(run, f"kinetic-forks {self._plan.job_id}", without=[write_end])
 
     def fork_again(self, index: int, place: HostAssignment | None = None, start: int = 1) -> None:
-        """Restart a host that has ended. Without an assignment, its agent waits for one.
+        """Restart a host that has ended, as its start number `start`. Without an assignment in
+        `place`, its agent waits for one.
 
         Raises:
             OSError: no process could be forked.

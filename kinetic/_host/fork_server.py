@@ -33,7 +33,8 @@ class ForkServer:
     """
 
     def __init__(self, run: Run, title: str, *, without: Sequence[int] = ()) -> None:
-        """Fork the server; it closes the descriptors in `without`."""
+        """Fork the server under this process title. Its children call `run`; the server closes the
+        descriptors in `without`."""
         owner = os.getpid()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = processes.fork()
@@ -48,7 +49,8 @@ class ForkServer:
         self._is_preparing = False
 
     def fork(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
-        """Return the process id of a new child that runs this request.
+        """Return the process id of a new child that runs this request, with its own copies of
+        `fds`.
 
         Raises:
             OSError: the fork server has died, or the system has no room for a process.

@@ -182,7 +182,8 @@ class Hosts(ABC):
 
     @abstractmethod
     def note_gone(self, index: int, *, is_taken_away: bool) -> None:
-        """Note that a host's agent has ended or is about to, according to the gang."""
+        """Note that a host's agent has ended or is about to, according to the gang; `is_taken_away`
+        is True if the cluster takes the host's machine away."""
 
     def note_late(self, indices: Collection[int]) -> None:
         """Count these hosts as dead, unless they already wait for the next attempt."""

@@ -265,6 +265,7 @@ def variables_of_the_job() -> dict[str, str]:
 
 
 def environ_with(variables: Mapping[str, str], without: Iterable[str] = ()) -> dict[str, str]:
-    """Return the environment of this process with these variables, for a program that it starts."""
+    """Return the environment of this process with `variables`, but without those named in
+    `without`, for a program that this process starts."""
     excluded = set(without)
     return {n: value for n, value in os.environ.items() if n not in excluded} | dict(variables)

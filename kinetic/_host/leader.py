@@ -636,7 +636,7 @@ class Leader:
 
     def _make_gang(self, *, are_there: bool = True) -> Gang:
         """Make the gang of the policy's attempt. With `are_there`, all hosts have been started, so
-        the gang expects a sign of each soon."""
+        the gang soon expects a sign of life from each."""
         spec = make_gang_spec(self._plan, self._policy, self._beat_s)
         spec = replace(
             spec,

@@ -270,8 +270,8 @@ async def _obey_orders(
     hosts: Hosts,
     obeyed: dict[str, dict[str, object]],
 ) -> None:
-    """Kill hosts as ordered, once per order, even if an order is read again because its answer did
-    not reach the store. Several callers may put orders at the same time."""
+    """Kill hosts as ordered, once per order: an order whose answer did not reach the store is read
+    again. `obeyed` keeps the answers, by id. Several callers may put orders at the same time."""
     for key in await asyncio.to_thread(lambda: list(store.list(attempt_keys.orders))):
         request_id = key.rpartition("/")[2].removesuffix(".json")
         # Malformed orders are deleted unanswered.

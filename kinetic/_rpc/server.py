@@ -333,8 +333,9 @@ class _AuthenticatedHandlers:
 
 
 def _refuse_other(words: str, theirs: str, own: int) -> Any:
-    """Refuse a caller of another attempt or restart. A caller with a higher number may retry,
-    because a new leader will replace this one. A caller with a lower number must give up."""
+    """Refuse a caller whose attempt or restart is `theirs` instead of this server's `own`. A caller
+    with a higher number may retry, because a new leader will replace this one. A caller with a
+    lower number must give up."""
     is_later = theirs.isdecimal() and int(theirs) > own
     code = grpc.StatusCode.UNAVAILABLE if is_later else grpc.StatusCode.FAILED_PRECONDITION
     return _make_refusal(code, words)

@@ -246,7 +246,8 @@ def _pack_if_changed(
 def _list_reached(
     root: str, places: Collection[str], targets: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the paths that are below the root or below a folder that its links lead to."""
+    """Return those of `places` that are below the root, or below one of `targets`, to which its
+    links lead."""
     tops = tuple(f"{top.rstrip('/')}/" for top in (root, *targets))
     return tuple(sorted(path for path in places if f"{path}/".startswith(tops)))
 

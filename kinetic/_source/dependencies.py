@@ -163,7 +163,8 @@ def for_hosts(
 def of_kinetic(
     installed: Mapping[str, str], *, bucket: bool = True, also: Collection[str] = ()
 ) -> Requirements:
-    """Return the packages that kinetic itself needs in an image with the project's requirements."""
+    """Return the packages that kinetic itself needs in an image with the project's requirements.
+    For the arguments, see `for_hosts`."""
     return Requirements((*_own(installed, bucket), *also))
 
 

@@ -50,8 +50,8 @@ def read_snapshot(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
 def hash_files(
     files: Iterable[FoundFile], before: Mapping[str, FileDigest]
 ) -> dict[str, FileDigest]:
-    """Return the digests of the files by path. Read only files with a new stamp; skip files that
-    cannot be read."""
+    """Return the digests of the files by path. Read only files whose stamp is not that in `before`;
+    skip files that cannot be read."""
     digests: dict[str, FileDigest] = {}
     new: list[str] = []
     new_bytes = 0

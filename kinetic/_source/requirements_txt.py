@@ -227,7 +227,7 @@ def is_for_hosts(marker: str) -> bool:
 
 
 def read_requirement(where: str, text: str) -> Requirement:
-    """Parse a requirement.
+    """Parse a requirement; errors say `where` it is.
 
     Raises:
         UsageError: it is not a requirement.

@@ -206,7 +206,8 @@ class _Upload:
         return small
 
     def _send_file(self, file: File, small: dict[str, bytes]) -> bool:
-        """Send one large file; return whether it has changed since it was packed."""
+        """Send one large file; return whether it has changed since it was packed. If it has become
+        small, add its content to `small` instead."""
         try:
             with open_regular(self._bundle.path_on_disk(file.path)) as source:
                 try:

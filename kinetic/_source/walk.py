@@ -179,7 +179,7 @@ def scan(root: str, options: ScanOptions) -> Scan:
 
 
 def check_size(root: str, files: int, size_bytes: int, factor: int = 1) -> None:
-    """Refuse an implausibly large tree."""
+    """Refuse an implausibly large tree: `factor` times the limits for a project."""
     if files > MOST_FILES * factor or size_bytes > MOST_BYTES * factor:
         raise UsageError(
             f"The source tree {root} is too large to be sent: more than {MOST_FILES * factor:,} "

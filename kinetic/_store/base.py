@@ -83,8 +83,8 @@ class Store(Protocol):
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
     ) -> bool:
-        """Write bytes, the content of a local file, or parts from an iterator; return whether this
-        call wrote."""
+        """Write bytes, the content of a local file, or parts from an iterator, unless the key
+        exists and `if_absent` is True; return whether this call wrote."""
         ...
 
     def has(self, key: str) -> bool:
@@ -173,8 +173,8 @@ def is_unmetered(store: Store) -> bool:
 
 
 def pause_of(store: Store, took_s: float, usual_s: float) -> float:
-    """Return the pause between polls of a store, in seconds, given how long the last poll took.
-    Free calls are made more often, but a pause is at least as long as the last poll."""
+    """Return the pause between polls of a store, in seconds: `usual_s`, or less if calls are free,
+    but then no less than the last poll took (`took_s`)."""
     return min(max(LEAST_PAUSE_S, took_s), usual_s) if is_unmetered(store) else usual_s
 
 

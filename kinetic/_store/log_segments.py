@@ -198,8 +198,8 @@ class ObjectLog:
         return [self._newest, offset]
 
     def _get(self, begins: Sequence[int]) -> tuple[list[Segment], int | None]:
-        """Return the segments before the first missing or damaged one, and its offset if it is
-        damaged; else None."""
+        """Return the segments before the first one that is missing or damaged, and the offset of
+        that one if it is damaged, else None."""
         keys = {begin: key_of(self._log_key, begin) for begin in begins}
         contents = get_many(self._store, list(keys.values()))
         segments: list[Segment] = []

@@ -22,7 +22,7 @@ def make_policy(
     taken_away: int = 0,
 ) -> AttemptPolicy:
     """Return the policy for the attempts of a job from this one on. `retries` is the number of
-    remaining retries; None for the plan's number."""
+    remaining retries; None for the plan's number. For the others, see `AttemptPolicy`."""
     retries = plan.options.retries if retries is None else retries
     if (elastic := plan.elastic_gang) is not None:
         away_s = plan.limits.slice_away_s

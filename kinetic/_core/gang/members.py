@@ -84,7 +84,8 @@ class Member:
         return self.beat.stalled_s if self.beat is not None and stands else 0.0
 
     def last_heard(self, watched: float) -> str:
-        """Return text on the host's last sign of life and its activity then."""
+        """Return text on the host's last sign of life and its activity then. `watched` is the
+        present time by the clock of `heard_at`."""
         return (
             "nothing was heard from it"
             if self.beat is None

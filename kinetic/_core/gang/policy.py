@@ -210,7 +210,7 @@ class AttemptPolicy:
         taken_away: int = 0,
     ) -> Self:
         """Return the policy of a job that needs all of its slices. Restarted hosts have
-        `start_timeout_s` to get ready."""
+        `start_timeout_s` to get ready; the other arguments are those of the constructor."""
         rules = Elastic(slices, slices, max_failures=0, slice_timeout_s=start_timeout_s)
         return cls(rules, attempt=attempt, retries=retries, is_fixed=True, taken_away=taken_away)
 

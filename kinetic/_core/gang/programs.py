@@ -287,8 +287,8 @@ def _describe_values(
 def _describe_sides(
     minority: tuple[list[int], ProgramNote], majority: tuple[list[int], ProgramNote]
 ) -> Difference:
-    """Return the difference of the programs of two groups of hosts; of equal groups, none is
-    right."""
+    """Return the difference of the programs of two groups of hosts. If the groups are of equal
+    size, neither counts as right."""
     (hosts, one), (others, other) = minority, majority
     everybody = sorted((*hosts, *others))
     is_pair = len(hosts) == len(others)
@@ -320,7 +320,8 @@ def _name_hosts(hosts: Sequence[int]) -> str:
 
 
 def _describe(one: ProgramNote, other: ProgramNote, in_one: str, in_other: str) -> str:
-    """Return the first difference of two programs."""
+    """Return a sentence on the first difference of two programs; `in_one` and `in_other` are its
+    words for their hosts."""
     if one.name != other.name or len(one.arguments) != len(other.arguments):
         counts = [f" with {len(note.arguments)} arguments" for note in (one, other)]
         if one.name != other.name or counts[0] == counts[1]:

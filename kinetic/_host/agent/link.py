@@ -47,7 +47,8 @@ class Link:
     def __init__(
         self, identity: Identity, beat: Callable[[], Heartbeat], channel: Any = None
     ) -> None:
-        """Make the link, over an open `channel` to the coordinator if there is one."""
+        """Make the link. `beat` returns the heartbeat to send; `channel` is an open channel to the
+        coordinator, or None."""
         self._identity, self._channel = identity, channel
         self._beat = beat
         self._orders: queue.SimpleQueue[Callable[[AgentClient], object] | None]
@@ -59,7 +60,7 @@ class Link:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Connect and watch, without joining the gang yet. Idempotent."""
+        """Connect, and watch the gang, without joining it yet. Idempotent."""
         if self._thread is None:
             if self._identity.turn <= 1:  # It takes 10 ms, and each call of a session has a link.
                 processes.check_threads()

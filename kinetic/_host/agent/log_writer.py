@@ -114,7 +114,8 @@ class HostLog:
             return ""
 
     def write(self, stream: int, data: bytes) -> None:
-        """Append a chunk, as far as the disk has room, and the record that points at its end."""
+        """Append a chunk of a stream, as far as the disk has room, and the record that points at
+        its end."""
         if self._mirror is not None:
             self._mirror.write(stream, data)
         if self._log < 0:
@@ -298,7 +299,7 @@ def open_tees(out: int, err: int, log: HostLog, *, without_gloo: bool = False) -
     """Return the two tees of a worker; make the descriptors non-blocking.
 
     Use `without_gloo` for a simulated slice of several hosts: real slices do not print Gloo's
-    lines, and they cannot be switched off.
+    lines, which cannot be switched off.
     """
     for fd in (out, err):
         os.set_blocking(fd, False)

@@ -68,8 +68,17 @@ class Agent:
         channel: Any = None,
         packages: AddedPackages | None = None,
     ) -> None:
-        """Make the agent. In a session, `tree` is the source tree of the last call, `channel` an
-        open channel to the coordinator, and `packages` what calls have added."""
+        """Make the agent.
+
+        Args:
+            identity, plan, store: of the host and its job.
+            worker: a worker that waits for its start message.
+            logs: paths of the host's log and its index.
+            alive_fd: reads end-of-file once the process that forked this one has died; -1 for none.
+            tree: in a session, the source tree of the last call.
+            channel: in a session, an open channel to the coordinator.
+            packages: in a session, the packages that calls have added.
+        """
         self._identity, self.tree, self._packages = identity, tree, packages
         self._keeps = identity.assignment is not None and identity.assignment.world > 0
         self._plan = plan

@@ -44,7 +44,8 @@ class Preemption:
         self.is_known = self.is_ours = False
 
     def begin(self, grace_s: float, *, ours: bool = False) -> bool:
-        """Begin the preemption and tell the function; return False if it had begun before."""
+        """Begin the preemption, and give the function `grace_s` seconds; return False if it had
+        begun before. `ours` says that this host itself is taken away."""
         self.is_ours |= ours
         if self.is_known:
             return False

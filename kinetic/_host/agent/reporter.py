@@ -238,8 +238,8 @@ class Reporter:
         return report
 
     def _put_pickle(self, key: str, message: Message, name: str) -> bool:
-        """Store the pickle in a message, or in the file that it names; return False if it has
-        none."""
+        """Store the pickle that a message contains, or whose file it names; return False if the
+        message has no pickle."""
         if f"{name}_data" in message:
             data: bytes | Path = base64.b64decode(message[f"{name}_data"])
         elif f"{name}_file" in message:

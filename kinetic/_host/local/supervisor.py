@@ -72,8 +72,8 @@ class Request:
 def main(request: Request, answer_fd: int = -1) -> NoReturn:
     """Run the gang and exit. Never returns into the code of the process that forked it.
 
-    The answer, written to `answer_fd` before it is closed, is an error, or the process id of the
-    supervisor that holds the job's lock: for a repeated request, the first supervisor.
+    The answer is written to `answer_fd`, which is then closed: an error, or the process id of the
+    supervisor that holds the job's lock. For a repeated request, that is the first supervisor.
     """
     processes.exit_with(lambda: Supervisor(request).run(answer_fd))
 

@@ -35,7 +35,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def run(kind: str, target: str, args: Sequence[str], written: str = "") -> None:
-    """Run a "script", a "module" or a "command".
+    """Run `target`, which is a "script", a "module" or a "command" (`kind`).
 
     In the arguments `$KINETIC_OUTPUT_DIR` and other variables of the job are replaced by their
     values on this host. `written` is the script's path as the user wrote it.
@@ -56,9 +56,11 @@ def run(kind: str, target: str, args: Sequence[str], written: str = "") -> None:
 
 
 def fill_in_args(command: str, args: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the arguments with `$KINETIC_NAME` and `${KINETIC_NAME}` replaced.
+    """Return the arguments with `$KINETIC_NAME` and `${KINETIC_NAME}` replaced by values in
+    `environ`.
 
-    The code of `sh -c` is not changed: the shell itself replaces variables that are not quoted.
+    If `command` is a shell, the code after `-c` is not changed: the shell itself replaces variables
+    that are not quoted.
     """
     is_shell = command.rpartition("/")[2] in _SHELLS
     code = next((at + 1 for at, word in enumerate(args) if is_shell and _IS_C.match(word)), None)

@@ -188,7 +188,8 @@ class Gate:
         return message["event"] in EVENTS
 
     def take(self, message: Message, tree: str) -> None:
-        """Handle a message of the worker, whose debugger listens, has attached or waits."""
+        """Handle a message of the worker about its debugger: it listens, a client has attached, or
+        the worker waits. `tree` is the folder of the job's source on this host."""
         if message["event"] == WorkerEvent.DEBUGGER_HELD:
             self.holds = True
             self._given_up_at = self._clock() + self._plan.limits.debug_wait_s + BEYOND_S

@@ -96,7 +96,7 @@ def _install(recorder: Fingerprints) -> None:
 
 
 class Fingerprints:
-    """Sends a note of each program over several processes, once. Call `begin_call` first."""
+    """Sends one note for each program that runs over several processes. Call `begin_call` first."""
 
     def __init__(self, channel: Channel, titles: Mapping[str, str]) -> None:
         self._channel = channel
@@ -137,13 +137,13 @@ class Fingerprints:
             self._thread.awaits = has_next or bool(self._outputs)
 
     def finish(self, limit_s: float) -> None:
-        """Send the outputs that are there in time."""
+        """Send the outputs that are computed in time."""
         until = time.monotonic() + limit_s
         while self._send_outputs() and time.monotonic() < until:
             time.sleep(_FINISH_S / 20)
 
     def _send_outputs(self) -> bool:
-        """Send the outputs that are there; return True if others are not."""
+        """Send the outputs that are computed; return True if others are not yet."""
         waiting = [*self._outputs]
         self._outputs.clear()
         for note, arrays in waiting:
@@ -366,7 +366,7 @@ def _is_replicated(value: Any) -> bool:
 
 
 def _read_numbers(array: Any) -> str:
-    """Return the type and a few numbers of a replicated array that is there; "" for None."""
+    """Return the type and a few numbers of a replicated array that is computed; "" for None."""
     import numpy as np
 
     if array is None:

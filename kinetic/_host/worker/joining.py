@@ -130,8 +130,9 @@ def attach(world: World, *, automatic: bool, owner: int) -> None:
 
 
 def attach_program(text: str, owner: int) -> None:
-    """Attach the world in a program that was started on a host. `text` is KINETIC_WORLD; programs
-    that this program starts are its helpers, and do not join automatically."""
+    """Attach the world in a program that was started on a host. `text` is KINETIC_WORLD, `owner` as
+    in `attach`; programs that this program starts are its helpers, and do not join
+    automatically."""
     world = json.loads(text)
     automatic = world.pop("automatic") and os.environ.setdefault(MARK, str(owner)) == str(owner)
     world["store"] = world["store"] if automatic else ""

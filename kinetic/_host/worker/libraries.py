@@ -34,7 +34,8 @@ _preloaded: set[str] = set()
 
 
 def list_imports(start: Start, before: Collection[str]) -> dict[str, Any]:
-    """Return the part of the worker's last message with the arguments of `preload`."""
+    """Return the arguments of `preload` for what the call has imported since `before`, as a part of
+    the worker's last message."""
     names: list[str] = []
     with contextlib.suppress(Exception):  # The function may have put anything into sys.modules.
         for name, module in [*sys.modules.items()] if start.packages else ():

@@ -270,8 +270,8 @@ class StepTimes:
             self._last = row.step, row.time_s
 
     def take(self, *, is_last: bool = False) -> list[MetricRow]:
-        """Return a row with the time and the number of the steps since the last such row, if one is
-        due, and their mean time, unless the function logs that itself."""
+        """If a row is due, return it: the time and the number of the steps since the last such row,
+        and their mean time unless the function logs that itself."""
         if self._first is None or self._last is None:
             return []
         (kind, begin, began_s), (step, time_s) = self._first, self._last

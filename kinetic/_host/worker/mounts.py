@@ -182,7 +182,8 @@ def _make_target(mount: Mount, scratch: str) -> None:
 
 
 def _cover(folder: str, missing: str, scratch: str, *, is_dir: bool) -> None:
-    """Cover a folder with one that has the same entries, and the missing path below it."""
+    """Cover a folder by one in memory with the same entries and the `missing` path, made as a
+    folder if `is_dir`, else as a file."""
     with os.scandir(folder) as listing:
         entries = list(listing)
     if len(entries) > _MOST_ENTRIES:

@@ -52,7 +52,14 @@ PRELOADED = (
 
 
 def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> NoReturn:
-    """Run one call, and exit. Never returns into the code of the process that forked it."""
+    """Run one call, and exit. Never returns into the code of the process that forked it.
+
+    Args:
+        channel: messages to and from the agent.
+        out, err: descriptors that become the standard streams.
+        stacks_fd: descriptor to which the Python stacks are written on the signal for them.
+        parent_pid: the process with which this one dies.
+    """
     code, call = report.BROKEN_CODE, None
     try:
         _init_process(channel, out, err, stacks_fd, parent_pid)
@@ -146,7 +153,8 @@ def _serve(
 
 
 def _wind_down(*, leave: bool) -> int:
-    """Run exit handlers as at the end of a script, but do not wait for threads that never end."""
+    """Run exit handlers as at the end of a script, but do not wait for threads that never end. With
+    `leave`, first leave JAX's world together with all hosts."""
     with contextlib.suppress(BaseException):
         if leave:
             jaxworld.leave()
