@@ -458,10 +458,10 @@ def _yield_ended(jobs: list[J], limit_s: float | None) -> Iterator[J]:
                     timeout=None if deadline is None else max(deadline - time.monotonic(), 0.0)
                 )
             except queue.Empty:
-                late = f"{len(running)} of {len(jobs)} jobs have not ended within {limit_s:g} s"
+                late = f"After {limit_s:g} s, {len(running)} of {len(jobs)} jobs had not ended"
                 with hide_frames:
                     raise WaitTimeout(
-                        f"{late}: {_name_jobs(running)}. These jobs keep running."
+                        f"{late}: {_name_jobs(running)}. They keep running."
                     ) from None
             yield running.pop(job_ended)
     except KeyboardInterrupt as interrupt:

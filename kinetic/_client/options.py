@@ -163,9 +163,9 @@ def _check_elastic(options: Options) -> None:
         return
     if options.retries and options.controller == "single":
         raise UsageError(
-            'retries= does not work with controller="single" and slices=(least, most), where one '
-            "process continues after each failure. Remove retries=; max_failures= limits how many "
-            "failures the job survives."
+            'retries= does not work with controller="single" and slices=(least, most): such a job '
+            "keeps its process after a failure, and begins no new attempt. Remove retries=, and "
+            "use max_failures= to limit the failures."
         )
     if options.controller == "single" and options.joins_jax == "program":
         raise UsageError(

@@ -157,8 +157,9 @@ def converge(
             carry_out(wanted, doors, steps, report)
         steps = None
     raise SubmitError(
-        f"{wanted.name} is not complete after {ROUNDS} rounds: something removes what is made, or "
-        "another command is at work. Run the same command again."
+        f"The cluster {wanted.name} is not complete after {ROUNDS} attempts: another command may "
+        "be changing it, or something removes what kinetic creates. Run the same command again "
+        "when nothing else changes it."
     )
 
 

@@ -117,8 +117,8 @@ def _check(wanted: Wanted, observed: Observed) -> None:
         )
     if cluster is not None and not is_own(cluster, wanted.name):
         raise PreflightError(
-            f"The cluster {wanted.name} in {wanted.location} exists, and kinetic has not made it: "
-            f"it lacks the label {LABEL}={wanted.name}. Use it with `kinetic init`, or choose "
+            f"The cluster {wanted.name} in {wanted.location} exists, but kinetic did not create it "
+            f"(it lacks the label {LABEL}={wanted.name}). Use it with `kinetic init`, or choose "
             "another name with --cluster."
         )
     if cluster is not None:
@@ -126,19 +126,20 @@ def _check(wanted: Wanted, observed: Observed) -> None:
         if mode is not wanted.mode:
             remedy = "without" if mode is Mode.AUTOPILOT else "with"
             raise UsageError(
-                f"The cluster {wanted.name} exists already, of the kind {mode}, and cannot become "
+                f"The cluster {wanted.name} exists already and is {mode}; it cannot become "
                 f"{wanted.mode}. Run the command {remedy} --standard, or choose another name with "
                 "--cluster."
             )
         if cluster.get("status") in ("ERROR", "DEGRADED"):
             raise PreflightError(
-                f"GKE has given up the cluster {wanted.name} ({_explain(cluster)}). Remove it with "
-                f"`kinetic down --cluster {wanted.name}`, then try again."
+                f"GKE failed to create the cluster {wanted.name} ({_explain(cluster)}). Remove it "
+                f"with `kinetic down --cluster {wanted.name}`, then try again."
             )
     if bucket is not None and not observed.owns_bucket(wanted.name):
         raise PreflightError(
-            f"The bucket {wanted.bucket} exists, and kinetic has not made it: it lacks the label "
-            f"{LABEL}={wanted.name}, or another project has it. Choose another name with --cluster."
+            f"The bucket {wanted.bucket} exists, but kinetic did not create it for this cluster: "
+            f"it lacks the label {LABEL}={wanted.name}, or belongs to another project. Choose "
+            "another name with --cluster."
         )
     for topology, metric, family in bodies.list_quotas(wanted):
         limit = observed.quotas.get(topology.name, -1)
@@ -234,8 +235,8 @@ def _create_pool(wanted: Wanted, observed: Observed, pool: Pool) -> Iterator[Ste
         return
     if not is_own_pool(existing, wanted.name):
         raise PreflightError(
-            f"The node pool {pool.name} of {wanted.name} exists, and kinetic has not made it: it "
-            f"lacks the label {LABEL}={wanted.name}. Rename or remove it first."
+            f"The cluster {wanted.name} has a node pool {pool.name} that kinetic did not create "
+            f"(it lacks the label {LABEL}={wanted.name}). Remove that pool, then try again."
         )
     status = existing.get("status")
     if status == "ERROR":
@@ -310,16 +311,18 @@ def list_pool_removal(wanted: Wanted, observed: Observed, name: str) -> list[Ste
     pool = observed.pools.get(name)
     if pool is None:
         names = ", ".join(sorted(observed.pools)) or "none"
-        raise PreflightError(f"{wanted.name} has no node pool {name}; its node pools: {names}.")
+        raise PreflightError(
+            f"The cluster {wanted.name} has no node pool {name}; its node pools: {names}."
+        )
     if not is_own_pool(pool, wanted.name):
         raise PreflightError(
-            f"The node pool {name} stays: kinetic has not made it, because it lacks the label "
-            f"{LABEL}={wanted.name}. Remove it with gcloud if nothing needs it."
+            f"The node pool {name} was not removed: kinetic did not create it (it lacks the label "
+            f"{LABEL}={wanted.name}). Remove it with gcloud if nothing needs it."
         )
     if name == DEFAULT_POOL:
         raise PreflightError(
-            f"The node pool {name} stays: GKE's own pods, JobSet and Kueue run there. `kinetic "
-            "down` removes it with the cluster."
+            f"The node pool {name} was not removed: GKE's own pods, JobSet and Kueue run there. "
+            "`kinetic down` removes it with the cluster."
         )
     machine = str((pool.get("config") or {}).get("machineType") or "")
     return [Step(Action.REMOVE_POOL, name, machine)]
@@ -342,10 +345,11 @@ def list_remains(wanted: Wanted, observed: Observed, *, with_bucket: bool) -> li
     remains = []
     if observed.cluster is not None and not is_own(observed.cluster, wanted.name):
         remains.append(
-            f"The cluster {wanted.name} stays: it lacks the label {LABEL}={wanted.name}."
+            f"The cluster {wanted.name} stays: kinetic did not create it (it lacks the label "
+            f"{LABEL}={wanted.name})."
         )
     if observed.bucket is not None and not observed.owns_bucket(wanted.name):
-        remains.append(f"The bucket {wanted.bucket} stays: kinetic has not made it.")
+        remains.append(f"The bucket {wanted.bucket} stays: kinetic did not create it.")
     elif observed.bucket is not None and observed.elsewhere:
         places = ", ".join(observed.elsewhere)
         remains.append(f"The bucket {wanted.bucket} stays: {wanted.name} in {places} uses it.")

@@ -99,7 +99,7 @@ class Gke:
             if time.monotonic() > ends:
                 raise BackendUnavailable(
                     f"Could not {action}: GKE has not finished within an hour. Run the same "
-                    "command again: it waits on."
+                    "command again: it continues to wait."
                 )
             time.sleep(POLL_S)
             operation = self._ask("GET", path, f"ask whether GKE could {action}")

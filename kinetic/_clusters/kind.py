@@ -114,8 +114,8 @@ def _require_own(wanted: Wanted, variables: Mapping[str, str]) -> kubeconfig.Acc
     nodes = HttpApi(entry, variables).list(NODES).items
     if not any((n["metadata"].get("labels") or {}).get(LABEL) == wanted.name for n in nodes):
         raise PreflightError(
-            f"The cluster {wanted.context} stays as it is, because kinetic has not made it: its "
-            f"nodes lack the label {LABEL}={wanted.name}. Choose another name with --cluster, or "
+            f"The cluster {wanted.context} was not changed: kinetic did not create it (its nodes "
+            f"lack the label {LABEL}={wanted.name}). Choose another name with --cluster, or "
             f"remove it with `kind delete cluster --name {wanted.name}`."
         )
     return entry

@@ -271,8 +271,8 @@ def check_mode(pools: Sequence[Pool], options: Mapping[str, Any]) -> None:
             )
     if options["standard"] and any(p.topology.family == "tpu7x" for p in pools):
         raise UsageError(
-            "Node pools of tpu7x need a workload policy, which kinetic does not make. Leave out "
-            "--standard: on Autopilot GKE makes it."
+            "Node pools of tpu7x need a workload policy, which kinetic cannot create. Remove "
+            "--standard: on an Autopilot cluster, GKE creates the policy."
         )
     if options["multi_tier"] and not any(pool.topology.kind == "tpu" for pool in pools):
         raise UsageError("--multi-tier is for TPUs. Name one with --accelerator.")

@@ -73,7 +73,9 @@ def check_volumes(value: object) -> dict[str, Data]:
 
 def _check_mount(mount: object) -> str:
     if not isinstance(mount, str) or not mount.startswith("/") or "\0" in mount:
-        raise UsageError(f"volumes must have absolute paths, such as /data; got {mount!r}.")
+        raise UsageError(
+            f"The keys of volumes must be absolute paths, such as '/data'; got {mount!r}."
+        )
     path = "/" + posixpath.normpath(mount).lstrip("/")
     if path == "/" or any(
         path == reserved or path.startswith(f"{reserved}/") for reserved in _RESERVED

@@ -138,7 +138,8 @@ def verify_record(data: bytes, kind: str) -> Header:
     header = read_header(data)
     if header.kind != kind:
         raise CorruptRecord(
-            f"The store has a {header.kind!r} in place of the job's {kind}. Submit the job again."
+            f"The stored {kind} of the job is damaged: the store has a record of the kind "
+            f"{header.kind!r} in its place. Submit the job again."
         )
     if hashlib.sha256(memoryview(data)[header.body_offset :]).hexdigest() != header.body_digest:
         raise CorruptRecord(

@@ -37,7 +37,12 @@ def request(store: Store, job_id: str, stop: Callable[[], object]) -> None:
             return
         store.put(key, _REQUESTED, if_absent=True)
     except StoreError as error:
-        _log.warning("%s is stopped, but cannot be recorded as cancelled: %s", job_id, error)
+        _log.warning(
+            "%s is stopped, but this could not be recorded, so it may be listed as failed instead "
+            "of cancelled. The error: %s",
+            job_id,
+            error,
+        )
     try:
         stop()
     except BaseException:

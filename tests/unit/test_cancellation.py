@@ -87,4 +87,4 @@ def test_a_job_is_stopped_whose_store_takes_no_request(caplog):
     stopped = []
     cancellation.request(FullStore(), JOB, lambda: stopped.append(JOB))
     assert stopped
-    assert "is stopped, but cannot be recorded as cancelled: the disk is full" in caplog.text
+    assert "instead of cancelled. The error: the disk is full" in caplog.text

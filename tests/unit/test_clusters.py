@@ -211,7 +211,7 @@ def test_a_pool_that_gke_gave_up_is_made_again():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cluster": {"name": "dev"}}, "kinetic has not made it"),
+        ({"cluster": {"name": "dev"}}, "kinetic did not create"),
         ({"bucket": {"name": "b"}}, "The bucket my-project-kn-dev-store exists"),
         (
             {
@@ -222,7 +222,7 @@ def test_a_pool_that_gke_gave_up_is_made_again():
                     "conditions": [{"message": "no network"}],
                 }
             },
-            r"GKE has given up the cluster dev \(no network\)",
+            r"GKE failed to create the cluster dev \(no network\)",
         ),
         ({"quotas": {"tpu-v6e-16": 0.0}}, "in us-central1 is 0, .*needs 16"),
     ],
@@ -239,7 +239,7 @@ def test_a_pool_of_that_name_that_is_another_is_refused():
     whole = complete(wanted)
     name = wanted.pools[0].name
     for config, message in (
-        ({"machineType": "ct5lp-hightpu-8t"}, "kinetic has not made it"),
+        ({"machineType": "ct5lp-hightpu-8t"}, "kinetic did not create"),
         (
             {"machineType": "n1", "resourceLabels": {LABEL: "dev"}},
             "exists with 0 to 0 x n1, and not",
@@ -268,12 +268,12 @@ def test_a_bucket_of_another_project_is_not_used_nor_removed():
     wanted = CASES["cpu-only"]
     whole = complete(wanted)
     taken = replace(whole, bucket=whole.bucket | {"projectNumber": "666"})
-    with pytest.raises(PreflightError, match="or another project has it"):
+    with pytest.raises(PreflightError, match="or belongs to another project"):
         difference(wanted, taken)
     steps = list_removals(wanted, taken, with_bucket=True)
     assert [s.action for s in steps] == [Action.REMOVE_CLUSTER]
     (line,) = list_remains(wanted, taken, with_bucket=True)
-    assert "dev-store stays: kinetic has not made it" in line
+    assert "dev-store stays: kinetic did not create it" in line
 
 
 def test_a_cluster_of_that_name_elsewhere_shares_the_bucket():
@@ -446,9 +446,9 @@ def test_pool_remove_removes_only_what_has_the_label():
     assert [s.name for s in list_pool_removal(wanted, whole, pool)] == [pool]
     foreign = {"name": "mine", "config": {"machineType": "n1-standard-4"}}
     others = replace(whole, cluster=whole.cluster | {"nodePools": [foreign]})
-    with pytest.raises(PreflightError, match="mine stays: kinetic has not made it"):
+    with pytest.raises(PreflightError, match="mine was not removed: kinetic did not create it"):
         list_pool_removal(wanted, others, "mine")
-    with pytest.raises(PreflightError, match="default-pool stays: GKE's own pods"):
+    with pytest.raises(PreflightError, match="default-pool was not removed: GKE's own pods"):
         list_pool_removal(wanted, whole, "default-pool")
     with pytest.raises(PreflightError, match=f"no node pool {pool}; its node pools: mine"):
         list_pool_removal(wanted, others, pool)

@@ -224,8 +224,8 @@ def test_data_below_the_project_is_not_sent_with_the_source(folder, monkeypatch)
     ("volumes", "words"),
     [
         (["/data"], "must be a dict"),
-        ({"data": 1}, "must have absolute paths, such as /data; got 'data'"),
-        ({7: 1}, "must have absolute paths, such as /data; got 7"),
+        ({"data": 1}, "must be absolute paths, such as '/data'; got 'data'"),
+        ({7: 1}, "must be absolute paths, such as '/data'; got 7"),
         ({"/data": "/here"}, "must be kinetic.Data"),
         ({"/": None}, "the system needs that path"),
         ({"/x/..": None}, "the system needs that path"),

@@ -519,7 +519,7 @@ def test_waiting_for_many_can_end(source):
     source.release(0)
     with pytest.raises(
         TimeoutError,
-        match=r"2 of 3 jobs have not ended within 0\.01 s: job-00000001, job-00000002\. These",
+        match=r"After 0\.01 s, 2 of 3 jobs had not ended: job-00000001, job-00000002\. They",
     ):
         list(as_completed([first, second, third], timeout="10ms"))
     assert list(itertools.islice(as_completed([first, second, third]), 1)) == [first]

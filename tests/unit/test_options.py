@@ -106,7 +106,7 @@ class Trainer:
         ({"slices": (1, 1)}, "has no slice to lose: an elastic job needs two or more"),
         (
             {"slices": (1, 2), "retries": 1, "accelerator": "tpu-v6e-8", "controller": "single"},
-            "Remove retries=; max_failures= limits how many",
+            "use max_failures= to limit",
         ),
         ({"slices": (1, 2), "debug": True}, "debug=True does not work with slices=(least, most)"),
         (
@@ -167,7 +167,7 @@ class Trainer:
         ({"capture_env_vars": "A"}, "capture_env_vars must be a list"),
         ({"capture_env_vars": ["A*B"]}, "capture_env_vars"),
         ({"volumes": ["/data"]}, "volumes must be a dict"),
-        ({"volumes": {"data": 1}}, "must have absolute paths, such as /data; got 'data'"),
+        ({"volumes": {"data": 1}}, "must be absolute paths, such as '/data'; got 'data'"),
         ({"volumes": {"/data": 1}}, "must be kinetic.Data"),
         ({"spot": 1}, "spot must be True or False"),
         ({"debug": "yes"}, "debug must be True or False"),

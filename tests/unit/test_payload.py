@@ -134,7 +134,7 @@ def test_a_truncated_record_and_the_wrong_kind_are_corrupt():
     data = results.pack_value(1)
     with pytest.raises(CorruptRecord, match="damaged"):
         results.unpack_value(data[:-1])
-    with pytest.raises(CorruptRecord, match="has a 'value' in place of the job's call"):
+    with pytest.raises(CorruptRecord, match="has a record of the kind 'value' in its place"):
         call.unpack(data)
 
 

@@ -48,7 +48,8 @@ def why_suspended(
     name = metadata(workload).get("name", "")
     if not queue:
         text = "The job is suspended, and has no queue that would resume it."
-        command = f"kubectl patch {_resource(workload)} {name} --type merge -p"
+        namespace = metadata(workload).get("namespace", "default")
+        command = f"kubectl -n {namespace} patch {_resource(workload)} {name} --type merge -p"
         return JobDiagnosis(
             JobCause.SUSPENDED,
             f'{text} Resume it: `{command} \'{{"spec":{{"suspend":false}}}}\'`.',

@@ -128,5 +128,5 @@ class StoreCache:
             why = f"the store did not answer within {PATIENCE_S:.0f} s"
             if not isinstance(error, TimeoutError):
                 why = f"{type(error).__name__}: {error}"
-            streams.say(f"kinetic: JAX compiles without the cache in the store on this host: {why}")
+            streams.say(f"kinetic: this host compiles without the cache in the store: {why}")
             return None

@@ -26,7 +26,7 @@ _ADVICE = (
     "of these steps, bring back its files from a copy, or set verify=False if you know that they "
     "are right, for example because the copies of one array differed between devices."
 )
-_NEXT = "The newest remaining step is restored."
+_NEXT = "The newest undamaged step is restored instead."
 
 
 class Restored(NamedTuple):

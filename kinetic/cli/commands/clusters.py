@@ -276,7 +276,8 @@ class _Profile:
         stored = profiles.read(self.path).by_name.get(profiles.check_name(self.name), self.values)
         if any(stored.get(key) != self.values.get(key) for key in ("project", "cluster")):
             raise UsageError(
-                f"The profile {self.name} is of another cluster ({stored.get('cluster', 'none')}). "
+                f"The profile {self.name!r} exists already, for the cluster "
+                f"{stored.get('cluster', 'none')} of the project {stored.get('project', 'none')}. "
                 "Choose another name with --profile-name."
             )
 
@@ -308,7 +309,9 @@ def _print_ray(wanted: Wanted, options: Options) -> None:
     from kinetic.cli.manifests import Format, format_documents
 
     if not wanted.slices:
-        raise UsageError("Name the accelerators of the Ray cluster with --accelerator.")
+        raise UsageError(
+            "Name the accelerators of the Ray cluster, for example --accelerator tpu-v6e-8."
+        )
     bucket = (options["gcsfuse"] or "").removeprefix("gs://")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     needs = replace(wanted, bucket=bucket, networks=options["network_devices"])
@@ -584,7 +587,8 @@ def _join(options: Options) -> int:
     clusters = [c for c in doors.gke.list_clusters() if name in (None, c["name"])]
     if not clusters:
         raise NotFound(
-            f"{project} has no such cluster. `kinetic up --project {project}` makes one."
+            f"The project {project} has no such cluster. `kinetic up --project {project}` creates "
+            "one."
         )
     for number, row in enumerate(clusters, 1):
         output.line(f"{number:>3}. {row['name']} in {row['location']}, {row.get('status')}")
