@@ -266,7 +266,8 @@ class AgentMachine:
 
     def on_taken_away(self, grace_s: float, now: float) -> list[Act]:
         """Handle the eviction of this host. In a gang, interrupt the function only after the gang
-        has noted the eviction: otherwise it could blame a host that fails because of it."""
+        has noted the eviction: otherwise the gang could blame a host that fails because of the
+        eviction."""
         self.nothing_follows = self._is_led_from_afar
         return self._end_worker(grace_s, now) if self._alone else [Act.ANNOUNCE]
 

@@ -326,7 +326,8 @@ def _cut_detail(text: str) -> str:
 
 
 def _shorten_lines(text: str, most: int) -> str:
-    """Keep the first third of `most` lines and the end of a text, if it has more lines."""
+    """Return at most `most` lines of a text, a third of them from its beginning and the others from
+    its end, with a line about those left out."""
     lines = [line[:400] for line in text.splitlines()]
     if len(lines) <= most:
         return "\n".join(lines)

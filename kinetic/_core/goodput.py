@@ -140,7 +140,7 @@ def divide(
         spans: the spans of a host in each attempt, by the attempt's number, oldest first.
         slices: the number of slices that the price of the job covers.
         created_at: when the job was submitted.
-        until: when it ended; the present time while it runs.
+        until: when the job ended; the present time while it runs.
     """
     cut = _cut_repeated(spans)
     begin, divided = created_at, list[Goodput]()

@@ -205,8 +205,8 @@ def session(name: str) -> str:
 
 
 def executable(runtime: str, digest: str) -> str:
-    """Return the key of a program that JAX has compiled. The digest is the one with which JAX names
-    it in its compilation cache; `runtime` is JAX's version and platform."""
+    """Return the key of a program that JAX has compiled. `digest` is JAX's own name for the program
+    in a compilation cache, `runtime` JAX's version and platform."""
     return f"{EXECUTABLES}/{runtime}/{digest}"
 
 

@@ -185,7 +185,7 @@ class Series:
 
     def decimate(self, most: int) -> Series:
         """Return the series reduced to about `most` points: the least and the greatest value of
-        each stretch, and one NaN if it has any, so that no peak is lost."""
+        each stretch, and one NaN of a stretch with any, so that no peak is lost."""
         if len(self) <= max(most, 4):
             return self
         indices, buckets = {0, len(self) - 1}, max(most // 2 - 1, 1)

@@ -41,7 +41,7 @@ class Session:
 
         Args:
             held_since: time since which all of its hosts are held.
-            idle_since: time since which no call runs or waits; None if one does.
+            idle_since: time since which no call runs or waits; None while a call runs or waits.
             budget_s: time for which its budget pays; None if it has no budget.
         """
         latest = held_since + min(self.max_lifetime_s, budget_s or self.max_lifetime_s)

@@ -40,7 +40,7 @@ class HostsListener(Protocol):
         ...
 
     def on_change(self) -> None:
-        """Handle a change in which hosts wait for the next attempt, or have been dismissed."""
+        """Handle a change: a host waits for the next attempt now, or was dismissed."""
         ...
 
 
@@ -316,7 +316,7 @@ class ForkedHosts(Hosts):
 
 class JoinedHosts(ForkedHosts):
     """Hosts with a program each; the leader's program has forked the agent of its own host. The
-    backend starts all programs again or none."""
+    backend restarts either all programs or none."""
 
     come_later = True
 

@@ -238,7 +238,7 @@ def _secrets(env: Mapping[str, str], *, leads: bool) -> _Secrets:
 
 def _target(coordinator: str, address: str, *, leads: bool) -> str:
     """Return the address at which this host reaches the leader. The leader listens on its own
-    address: several leaders may share a machine, and its name may not be resolved yet."""
+    address: several leaders may share a machine, and the leader's name may not resolve yet."""
     if not leads:
         return coordinator
     port = coordinator.rpartition(":")[2]

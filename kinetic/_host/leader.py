@@ -72,7 +72,7 @@ class Leader:
         1. A slice with a dead host is ended as a whole, with everything that its hosts started.
         2. Agents of the other slices live on.
         3. SIGTERM cancels the job at any time, even between two attempts; once the job has ended,
-           it stays pending. If `is_cancelled` returns False, the job goes on: the agents learn
+           SIGTERM stays pending. If `is_cancelled` returns False, the job goes on: the agents learn
            that their host is taken away, and a head exits so that another one can replace it.
         4. A gang of one host that ends at once is never served: no event loop, no gRPC.
         5. When `lead` returns, all agents have ended or been dismissed.
@@ -527,8 +527,8 @@ class Leader:
         return True
 
     async def _await_decision(self, runtime: LeaderRuntime) -> Decision | None:
-        """Wait for the decision how to go on; None if the job was cancelled, or if the backend must
-        start the programs again."""
+        """Wait until the policy has decided how the job goes on. Return None if the job was
+        cancelled, or if the backend must start the programs again."""
         while not self._gang.unwanted:
             decision = self._decide()
             if self._needs_programs or isinstance(decision, Form | GiveUp):
@@ -635,8 +635,8 @@ class Leader:
         self._hosts.give({index: replace(place, host=rank) for rank, index in enumerate(indices)})
 
     def _make_gang(self, *, are_there: bool = True) -> Gang:
-        """Make the gang of the policy's attempt. With `are_there`, all hosts have been started, so
-        the gang soon expects a sign of life from each."""
+        """Make the gang of the policy's attempt. `are_there`: all hosts have been started, so the
+        gang soon expects a sign of life from each."""
         spec = make_gang_spec(self._plan, self._policy, self._beat_s)
         spec = replace(
             spec,

@@ -202,7 +202,7 @@ class LeaderRuntime:
 
     async def close(self) -> None:
         """Stop the server. SIGTERM stays pending from now on: it must not kill this process before
-        it has written the verdict."""
+        the verdict is written."""
         if self._listener is not None:
             self._listener.close()
         for transport in list(self._callers):

@@ -104,7 +104,7 @@ def _read_events(plan: Plan, store: Store) -> list[events.GangEvent]:
 
 
 def attempt_of(identity: Identity, plan: Plan, store: Store) -> int:
-    """Return the attempt that a pod joins. The number of restarts does not tell: a queue may stop
+    """Return the attempt that a pod joins. The number of restarts is not enough: a queue may stop
     and resume all pods without counting a restart.
 
     Raises:

@@ -285,8 +285,8 @@ class _Joined(_HostProgram):
 
 
 def pause_before_next(ran_s: float, last_s: float) -> float:
-    """Return the pause in seconds before a killed agent is replaced: 0 after a long run, else
-    twice the last one, within bounds."""
+    """Return the pause in seconds before a killed agent is replaced: 0 after a long run, else twice
+    the last pause, within bounds."""
     return 0.0 if ran_s >= LONG_S else min(max(2 * last_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
 
 

@@ -83,15 +83,15 @@ def write_verdict(store: Store, job_id: str, outcome: Outcome) -> None:
 
 
 def end_event(outcome: Outcome) -> GangEvent:
-    """Return the event for the end of an attempt. It has no verdict if the function left on all
-    hosts so that the gang can form again."""
+    """Return the event for the end of an attempt. The event has no verdict if the function has only
+    made room for another gang (`has_left`)."""
     reason, blamed = outcome.reason, outcome.blamed
     verdict = None if has_left(outcome) else outcome.verdict
     return GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict)
 
 
 def has_left(outcome: Outcome) -> bool:
-    """True if the function left on all hosts, so that the gang can form again."""
+    """True if, on all hosts, the function ended only so that the gang can form again."""
     departures = [report.exit is Exit.REFORMED for report in outcome.reports]
     return bool(departures) and all(departures)
 
@@ -120,8 +120,9 @@ def write_outcome(
     *,
     free_space: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the outcome of an attempt that is repeated; from then on the job is in the next one.
-    An outcome that is already stored stays: this leader may come back from a network partition."""
+    """Write the outcome of an attempt that is repeated; from then on the job is in its next
+    attempt. An outcome that is already stored stays: this leader may come back from a network
+    partition."""
     key, data = layout.AttemptKeys(job_id, outcome.attempt).outcome, json.dumps(outcome.to_json())
     try:
         store.put(key, data.encode(), if_absent=True)

@@ -99,7 +99,7 @@ def _list_sources(cache: Mapping[str, Any]) -> dict[bytes, str]:
 
 
 def _list_line_numbers(node: ast.stmt) -> Iterator[int]:
-    """Yield all line numbers of a statement that contains a function, class or lambda."""
+    """Yield all line numbers of a statement if it contains a function, class or lambda."""
     import ast
 
     defines = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.GeneratorExp)

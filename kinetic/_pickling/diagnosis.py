@@ -221,7 +221,8 @@ def measure_call(
 
 
 def _list_used(thing: Any, visited: set[int]) -> Iterator[tuple[str, object]]:
-    """Yield names and objects that a function, and the functions it calls, need pickled."""
+    """Yield the objects, with names, that must be pickled for a function and the functions that it
+    calls."""
     if id(thing) in visited:
         return
     visited.add(id(thing))

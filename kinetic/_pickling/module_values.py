@@ -83,7 +83,8 @@ def _read_literals(file: object) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _find_literals(source: bytes) -> dict[str, Any]:
-    """Return the variables that a source assigns once, to a literal, and no function sets."""
+    """Return the variables that a source assigns only once, to a literal, and that none of its
+    functions sets."""
     tree = ast.parse(source)
     top, *inner = walk_code(compile(tree, "", "exec", dont_inherit=True))
     times = Counter(_list_stored(top, "STORE_NAME", "STORE_GLOBAL"))

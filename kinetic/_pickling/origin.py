@@ -33,8 +33,8 @@ def list_namespaces() -> list[dict[str, Any]]:
 
 
 def find_namespace(func: object) -> dict[str, Any]:
-    """Return the globals of a script's function; for others, those of `__main__`. These differ, for
-    example, under `python -m cProfile`."""
+    """Return the globals of the script if it defines this function, else those of `__main__`. The
+    two differ, for example, under `python -m cProfile`."""
     space = getattr(unwrap(func), "__globals__", None)
     if type(space) is dict and space.get("__name__") in MAIN:
         return space

@@ -27,8 +27,8 @@ from kinetic.errors import SetupFailed, UsageError
 def _make_without_hooks(
     make: Callable[..., type], metaclass: Any, name: str, bases: tuple[type, ...], *rest: Any
 ) -> type:
-    """Make an empty class without calling hooks of the script, such as `__init_subclass__`. They
-    ran on the caller, and the pickle has their effects."""
+    """Make an empty class without calling hooks of the script, such as `__init_subclass__`. The
+    hooks ran on the caller, and the pickle has their effects."""
     if getattr(metaclass, "__module__", None) in MAIN:
         foreign = next(kind for kind in metaclass.__mro__ if kind.__module__ not in MAIN)
         kind, metaclass = (

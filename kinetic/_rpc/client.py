@@ -62,8 +62,8 @@ class _AnswerPatience:
 
 
 class _Caller:
-    """Makes calls over one channel: metadata, retries, errors. Closes the channel unless it was
-    given one."""
+    """Makes calls over one channel: metadata, retries, errors. Closes the channel only if it has
+    opened it."""
 
     def __init__(
         self, endpoint: Endpoint, give_up_s: float, clock: Callable[[], float], channel: Any = None

@@ -132,7 +132,7 @@ def read(path: Path) -> bytes:
 
 def is_trusted(stamp: Stamp, began_ns: int) -> bool:
     """True if any later change must alter the stamp: its times are two seconds older than the walk,
-    longer than any file system's clock tick."""
+    which is longer than any file system's clock tick."""
     return not stamp or (abs(began_ns - stamp[0]) > _RACY_NS and stamp[1] < began_ns - _RACY_NS)
 
 

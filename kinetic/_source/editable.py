@@ -126,8 +126,8 @@ def _is_kinetic(folder: str) -> bool:
 
 
 def descriptions(folders: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield the metadata files of packages that are imported from these folders, which hosts need
-    for `importlib.metadata`: the folder, and the path of a file in a `.dist-info`."""
+    """Yield the metadata files that hosts need for `importlib.metadata`, of packages that are
+    imported from these folders: the folder, and the path of a file in a `.dist-info`."""
     for about, project in _list_editable():
         inside = [folder for folder in folders if f"{folder}/".startswith(f"{project}/")]
         if inside:
@@ -270,7 +270,7 @@ def interpreter_folders() -> tuple[str, ...]:
 
 
 def _is_source(folder: str, never: Collection[Path]) -> bool:
-    """True if a folder may hold the caller's own modules: it has no installed packages, and none
+    """True if a folder may hold the caller's own modules: neither installed packages nor packages
     that every host has, such as kinetic."""
     names = folder.split(os.sep)
     return (

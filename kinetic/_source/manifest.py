@@ -147,7 +147,8 @@ def drop_broken_links(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _resolve_link(link: Symlink) -> str:
-    """Return the path in the tree that a link points to, or a path that no entry has."""
+    """Return the path in the tree that a link points to; for a link out of the tree, a path that no
+    entry has."""
     if link.target.startswith("/") or link.target != posixpath.normpath(link.target):
         return "/"  # `a/../b` could lead out of the tree if `a` is a link.
     path = posixpath.normpath(posixpath.join(link.path.rpartition("/")[0], link.target))

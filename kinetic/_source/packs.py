@@ -88,7 +88,8 @@ def parse(data: bytes) -> Index:
 
 
 def groups(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Distribute contents to packs, in order. Return their digests, at least one list."""
+    """Distribute contents to packs, in order. Return a list of digests for each pack, at least one
+    list."""
     packs: list[list[str]] = [[]]
     filled_bytes = 0
     for digest, size_bytes in sizes.items():

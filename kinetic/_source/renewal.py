@@ -49,7 +49,7 @@ def note(tree: Tree, path: Path, entries: list[manifest.Entry]) -> UnpackedTree:
 
 
 def renew(store: Store, tree: Tree, before: UnpackedTree) -> UnpackedTree:
-    """Turn an unpacked tree into another one, or into what it was, and return it.
+    """Turn the unpacked tree `before` into `tree`, or back into itself, and return the result.
 
     Raises:
         CorruptRecord: the stored tree is damaged or incomplete.

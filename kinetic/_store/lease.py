@@ -64,7 +64,7 @@ class Owner:
 
 
 class Lease:
-    """The right to write a folder, which one process has until it releases it.
+    """The right to write a folder. One process at a time has it, until it is released.
 
     Args:
         record: the record of the owner.
@@ -127,7 +127,7 @@ class Lease:
         return owner
 
     def _watch_owner(self) -> tuple[Owner | None, Any]:
-        """Return a dead owner with its record; raise `CheckpointInUse` if the owner beats."""
+        """Return a dead owner with its record; raise `CheckpointInUse` if the owner is alive."""
         owner, content = self._record.read()
         if owner is None or not self._record.needs_beats or owner.job_id == self._me.job_id != "":
             return owner, content
@@ -269,7 +269,7 @@ class InFolder:
 
     def exists(self) -> bool:
         """True unless the locked file was removed or replaced. On a network file system, True also
-        after other errors, and if the file has got another number: the next write notices a
+        after other errors, and if the file has another inode number now: the next write notices a
         loss."""
         try:
             named = self._path.stat()
@@ -296,7 +296,8 @@ class InFolder:
         return True
 
     def _write(self, owner: Owner) -> None:
-        """Overwrite the record, never leaving it empty: readers would take that for no owner."""
+        """Overwrite the record, never leaving it empty: readers would take an empty record for no
+        owner."""
         content = _encode_owner(owner)
         os.pwrite(self._fd, content, 0)
         os.ftruncate(self._fd, len(content))

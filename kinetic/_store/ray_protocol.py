@@ -92,6 +92,6 @@ def response_name(request_id: str, response: Any) -> tuple[str, bytes]:
 
 
 def read_response_name(name: str) -> tuple[bool, Any]:
-    """Return whether the file's name contains the response, and the response."""
+    """Return True and the response if the file's name contains it, else False and None."""
     text = name.partition("=")[2]
     return (False, None) if text == _IN_FILE else (True, json.loads(unquote(text)))

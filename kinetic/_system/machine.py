@@ -89,8 +89,8 @@ def boot_id() -> str:
 
 
 def container_id() -> str:
-    """Return an id of this machine since its last boot, and of its namespace of processes; ""
-    if unknown. Processes with equal ids can see each other's process ids."""
+    """Return an id of this boot of the machine and of this process's PID namespace; "" if unknown.
+    Processes with equal ids can see each other's process ids."""
     with contextlib.suppress(OSError):
         return f"{boot_id()}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     return ""

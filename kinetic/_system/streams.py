@@ -25,7 +25,8 @@ def replace_closed() -> None:
 
 
 def escape() -> None:
-    """Make stdout print letters that it cannot encode as escapes, as stderr does by default."""
+    """Make stdout print an escape for each letter that it cannot encode, as stderr does by
+    default."""
     with contextlib.suppress(AttributeError):  # A program may have replaced stdout.
         if sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

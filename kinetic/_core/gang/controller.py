@@ -70,7 +70,7 @@ class NextCall:
 
 
 class Calls:
-    """The calls of a job's function: the number of the current call, and the failures so far."""
+    """Counts the calls of a job's function and their failures, and decides what follows each."""
 
     def __init__(self, rules: Elastic) -> None:
         self.rules = rules

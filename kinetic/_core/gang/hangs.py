@@ -142,8 +142,8 @@ class HangWatch:
         return HangStep(stacks, stop=stops.of_delay(delay, running, self._spec))
 
     def _find_difference(self, running: dict[int, str], now: float) -> Difference | None:
-        """Return the difference between the programs of the hosts. A program that only some have
-        called counts if all of them wait in JAX."""
+        """Return the difference between the programs of the hosts. A program that only some hosts
+        have called counts as a difference if all running hosts wait in JAX."""
         stands, returned = blame.all_wait(running), self._hosts.find_returned()
         return self._programs.find_difference(now, stands=stands, returned=returned)
 

@@ -422,8 +422,9 @@ class Gang:
         self._finish_if_complete()
 
     def _close_window(self, since: float, opened: float) -> None:
-        """Stop because of a consequence once every host without a report has given a sign of life
-        or is silent. The consequence was reported at `since`, in watched time at `opened`."""
+        """Stop because of a consequence, which was reported at `since` (in watched time at
+        `opened`), once every host without a report has given a sign of life after that, or is
+        silent."""
         if self._now - since < self.spec.blame_window_s:
             return
         unproven = [(heard_at, i) for heard_at, i in self._hosts.last_heard() if heard_at <= opened]

@@ -165,8 +165,8 @@ class Roster:
         return tuple(m.report for m in self._members if m.report is not None)
 
     def find_standing(self, limit_s: float) -> tuple[int, ...]:
-        """Return all busy hosts if all have stood still for this long, including while they start
-        or join; () if one has moved, because the others may wait for it."""
+        """Return all busy hosts if each has stood still for `limit_s`, while starting or joining,
+        too. Return () if any has moved, because the others may wait for it."""
         busy = self.find_busy()
         return busy if busy and all(self[i].stood_s >= limit_s for i in busy) else ()
 

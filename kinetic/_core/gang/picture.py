@@ -133,7 +133,8 @@ class GangPicture:
 def picture_of(
     events: Iterable[GangEvent], hosts: int, outcome: Outcome | None = None
 ) -> GangPicture:
-    """Fold the events of a gang of this size; an outcome overrides them for the last attempt."""
+    """Fold the events of a gang of `hosts` hosts. If there is an `outcome`, it overrides the events
+    of the last attempt."""
     by_attempt: dict[int, list[GangEvent]] = {1: []}
     for event in events:
         by_attempt.setdefault(event.attempt, []).append(event)

@@ -187,7 +187,7 @@ class ProgramWatch:
             is_over: the gang is stopped, and hosts may have failed because of the difference.
             stands: all hosts stand still, waiting in JAX, or have returned; then another order
                 counts, too, and a program that some hosts have not begun.
-            returned: hosts whose return is known; it explains why the others wait.
+            returned: hosts whose function has returned, which explains why the others wait.
         """
         for group in self._groups.values() if self.difference is None else ():
             at, is_late = group.differs_at, now - group.since >= GRACE_S
@@ -260,8 +260,8 @@ def _find_difference(one: str, other: str) -> tuple[str, str] | None:
 def _describe_values(
     note: ProgramNote, at: int, hosts: tuple[int, ...], values: tuple[str, ...]
 ) -> Difference:
-    """Return the difference of two hosts' values for the same argument or result; of results, these
-    are numbers."""
+    """Return the difference of two hosts' values for the same argument or result; the values of
+    results are always numbers."""
     in_call = f" in call {note.call}" if note.call > 1 else ""
     names = note.results if note.outputs else note.names
     name = names[at] if at < len(names) else f"number {at}"
@@ -351,8 +351,8 @@ def _find_pair(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _describe_operations(one: ProgramNote, other: ProgramNote, in_one: str, in_other: str) -> str:
-    """Return the first operation that differs, with the user's lines; a constant, or the order of
-    operands, only if all operations are the same otherwise."""
+    """Return a sentence on the first operation that differs, with the user's lines. A different
+    constant, or order of operands, counts only if all operations are the same otherwise."""
     whole = [unpack_operations(note.operations) for note in (one, other)]
     brief = [
         [(re.sub(_VALUE, "", text), line) for text, line in own if not re.search(_CONSTANT, text)]
@@ -369,7 +369,8 @@ def _describe_operations(one: ProgramNote, other: ProgramNote, in_one: str, in_o
 
 
 def _shorten(one: _Operation, other: _Operation) -> list[_Operation]:
-    """Return two operations without the names of values; only with their names if these differ."""
+    """Return short texts of two operations: only their names if these differ, else what differs in
+    the operations, without the names of values."""
     texts = [re.sub(r"^((%\S+ )?= )?\W?(stablehlo\.)?", "", text) for text, _ in (one, other)]
     names = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in texts]
     if names[0] == names[1] or not all(names):

@@ -102,7 +102,7 @@ def of_hang(
         returned: hosts whose function has returned.
         stalled: hosts that are stalled.
         still: the result of `describe_standstill` for the stalled hosts.
-        difference: the difference between the programs of the hosts, which is the cause then.
+        difference: the difference between the programs of the hosts, if any: then it is the cause.
     """
     odd = blame.odd_hosts(running, ())
     stacks = running | dict.fromkeys(returned, blame.RETURNED)
@@ -115,7 +115,8 @@ def of_hang(
 
 
 def blame_difference(report: HostReport, sentence: str) -> HostReport:
-    """Return the report of a host that differed, unless it has failed for a cause of its own."""
+    """Return the report of a host that differed: unchanged if the host failed for a cause of its
+    own, else with the exit DIFFERED."""
     is_own = blame_rank(report) < CONSEQUENCE_RANK
     return report if is_own else replace(report, exit=Exit.DIFFERED, detail=sentence, error=None)
 

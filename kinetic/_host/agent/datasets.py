@@ -32,8 +32,8 @@ class Datasets:
 
 
 def root(identity: Identity, store: Store) -> Path:
-    """Return the folder in which this host keeps copies of data. All jobs of the machine share it
-    if the store is a folder."""
+    """Return the folder in which this host keeps copies of data. All jobs of the machine share this
+    folder if the store is a folder, too."""
     folder = folder_of(store)
     return Path(identity.scratch) / "data" if folder is None else folder / layout.DATA
 

@@ -94,7 +94,8 @@ class Link:
         self._orders.put(deliver)
 
     def announce(self, report: HostReport) -> None:
-        """Announce how the host is about to end; `report` follows with the same report."""
+        """Announce that the host is about to end, and how. Later, `report` delivers the same
+        report."""
         report = replace(report, announced=True)
         self._orders.put(lambda client: client.report(report))
 
@@ -129,7 +130,7 @@ class Link:
         """Return the events since the last call, and empty the wake pipe.
 
         Raises:
-            Exception: the fault that ended the link, unless the coordinator is lost.
+            Exception: the fault that ended the link; a lost coordinator is an event instead.
         """
         os.read(self.wake_fd, 4096)
         events = []

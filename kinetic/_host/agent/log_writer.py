@@ -105,8 +105,8 @@ class HostLog:
         return self._end
 
     def last_line(self) -> str:
-        """Return the last line that is not blank, see `last_line`. Reads the file on each call, so
-        that writing stays cheap."""
+        """Return the last line that is not blank, cut by the function `last_line`. Reads the file
+        on each call, so that writing stays cheap."""
         size = min(self._end, _LAST_WINDOW_BYTES)
         try:
             return last_line(os.pread(self._log, size, self._end - size))

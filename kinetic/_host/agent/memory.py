@@ -62,8 +62,8 @@ class Watch:
         )
 
     def _groups(self) -> list[Path]:
-        """List the folders that may be the process's control group; the first that has a counter
-        is it."""
+        """List the folders that may be the process's control group; the right one is the first that
+        has a counter."""
         mount = self._root / "sys/fs/cgroup"
         folders = []
         with contextlib.suppress(OSError):

@@ -33,8 +33,8 @@ class AddedPackages:
         self._met = {requirements, None}
 
     def add(self, plan: Plan, store: Store) -> str:
-        """Install what a call requires and this host lacks. Return names and versions, as the end
-        of a sentence; "" for none.
+        """Install what a call requires and this host lacks. Return the names and versions of what
+        was missing, as the end of a sentence; "" for none.
 
         Raises:
             SetupFailed: a package cannot be installed, or conflicts with an installed one.

@@ -195,8 +195,8 @@ class Reporter:
     def conclude(
         self, report: HostReport, end: Message, *, is_discarded: bool
     ) -> tuple[HostReport, bool]:
-        """Store the host's records, and end its log. Return the completed report, and True if it
-        was stored. With `is_discarded`, the worker's last message does not count."""
+        """Store the host's records, and end its log. Return the completed report, and True if the
+        store has it. With `is_discarded`, the worker's last message does not count."""
         report = self.store_pickles(report, end)
         self.log_failure(report, end if is_discarded else {})
         self._log.deliver()  # Clients read the output as soon as they see the report.

@@ -154,8 +154,9 @@ def _environ(
 
 
 def _megascale_variables(identity: Identity, plan: Plan, world: World) -> dict[str, str]:
-    """Return the variables with which libtpu joins the slices of this attempt. With those set by
-    Kubernetes, libtpu would wait for all slices of the job, lost ones too; Ray sets none."""
+    """Return the variables with which libtpu joins the slices of this attempt. With the variables
+    that Kubernetes sets, libtpu would wait for all slices of the job, lost ones too. Ray sets
+    none."""
     slices = _count_slices(identity, plan)
     if slices == 1 or identity.simulated:
         return {}
@@ -176,8 +177,8 @@ def _count_slices(identity: Identity, plan: Plan) -> int:
 def _python_path(
     identity: Identity, plan: Plan, space: Workspace, requested: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return PYTHONPATH, with which programs import from the tree. A value from the caller's env=
-    is used with this host's paths."""
+    """Return PYTHONPATH, with which programs import from the tree. If the caller has set it in env=
+    (`requested`), return that value, with paths of the tree instead of the project's."""
     root, tree = plan.client_root, str(space.tree)
     if _PYTHONPATH in requested:
         return {_PYTHONPATH: _move_path(requested[_PYTHONPATH], client_root=root, tree=tree)}
@@ -191,8 +192,8 @@ def _python_path(
 
 
 def _requested_path(identity: Identity, plan: Plan, space: Workspace) -> list[str]:
-    """Return the folders of the caller's PYTHONPATH for sys.path: the worker is started without
-    it."""
+    """Return the folders of the PYTHONPATH in the caller's env=, for sys.path: the worker is
+    started without that variable."""
     requested = (dict(plan.options.env) | dict(identity.secrets)).get(_PYTHONPATH, "")
     moved = _move_path(requested, client_root=plan.client_root, tree=str(space.tree))
     return [str(space.cwd / entry) for entry in moved.split(os.pathsep) if entry]

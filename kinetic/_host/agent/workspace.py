@@ -147,8 +147,8 @@ def prepare(
 
 def clear(space: Workspace) -> UnpackedTree | None:
     """Remove everything from the host's folder except the source tree. Return the tree, which the
-    next call of the session updates; None if there is no tree to keep, because the function removed
-    it, say, or if something could not be removed."""
+    next call of the session updates; None if there is no tree (the function may have removed it),
+    or if something could not be removed."""
     if space.unpacked is None or space.tree.is_symlink() or not space.tree.is_dir():
         return None
     with contextlib.suppress(OSError):
@@ -284,7 +284,8 @@ def _files(folder: str, levels: int = _MOST_LEVELS) -> Iterator[tuple[str, os.st
 
 
 def _file_of(store: Store, blob: Blob, target: Path) -> Path:
-    """Return a file with the content; the worker verifies its digest before it unpickles it."""
+    """Return the path of a file with the content: in the store's folder, or fetched to `target`.
+    The worker verifies the digest before it unpickles the content."""
     key = layout.blob(blob.digest)
     if (folder := folder_of(store)) is not None:
         return folder / key

@@ -156,8 +156,8 @@ class Supervisor:
 
     def _lock(self) -> int:
         """Take the job's lock for as long as this process lives; children do not inherit a record
-        lock. Return the id of this process, or that of an earlier supervisor of the job (0 if it
-        has ended): a caller repeats its request if the zygote dies before it answers.
+        lock. Return the id of this process, or that of an earlier supervisor of the job (0 if that
+        has ended): callers repeat a request if the zygote dies before answering.
 
         Raises:
             FileNotFoundError: the job was removed.

@@ -270,8 +270,8 @@ def _adopt_script(func: Any, start: Start) -> None:
 
 def make_import_path(start: Start, inherited: list[str]) -> list[str]:
     """Return the import path: the tree's folders, then the inherited entries. The tree's copy of an
-    editable install replaces the caller's folder if that is inherited; otherwise it goes before the
-    installed packages."""
+    editable install replaces the caller's folder if that folder is inherited; otherwise the copy
+    goes before the installed packages."""
     root = start.client_root.rstrip("/")
     on_this_host = {root + folder[len(start.tree) :]: folder for folder in start.editable}
     entries = [

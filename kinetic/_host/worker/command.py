@@ -76,9 +76,8 @@ def run_script(path_rel: str, args: Sequence[str], written: str) -> None:
     sys.path.
 
     Args:
-        path_rel: path of the file relative to the caller's working directory, of which this
-            process's is a copy if it is in the source tree; otherwise the file is looked for on
-            sys.path.
+        path_rel: path of the file, relative to the caller's working directory. If that directory is
+            not in the source tree, the file is found by its name on sys.path.
         args: arguments of the script.
         written: path of the file as the user wrote it; `sys.argv[0]` if it names the file here,
             too.

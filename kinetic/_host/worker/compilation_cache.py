@@ -1,9 +1,9 @@
 """JAX's compilation cache in the store: later jobs read what one job has compiled.
 
-JAX's own cache is a folder, which the hosts of a cluster do not share. If the user has set none,
-this module answers in its place. JAX names a program by all that its executable depends on, and in
-a gang only process 0 writes. After an error of the store, or a call that takes too long, a process
-compiles everything itself.
+JAX's own cache is a folder, which the hosts of a cluster do not share. If the user has not set a
+folder, this module stands in for it. JAX names a program by all that its executable depends on, and
+in a gang only process 0 writes. After an error of the store, or a call that takes too long, a
+process compiles everything itself.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def take_savings() -> dict[str, Any]:
 
 class StoreCache:
     """JAX's `CacheInterface` over a store. The keys are listed once: then a program that is not in
-    the store costs no call, and all processes of a gang miss the same ones."""
+    the store costs no call, and all processes of a gang miss the same programs."""
 
     def __init__(self, store_uri: str, runtime: str) -> None:
         self._uri = store_uri

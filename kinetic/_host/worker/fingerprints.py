@@ -77,8 +77,8 @@ def finish(*, waits: bool) -> None:
 
 
 def _install(recorder: Fingerprints) -> None:
-    """Have JAX call the recorder. Without the functions that other versions of JAX may lack, only
-    the first call of each program comes to Python."""
+    """Have JAX call the recorder. If this version of JAX lacks the functions that control its fast
+    path, only the first call of each program is noted."""
     from jax._src import pjit
 
     lowering.replace_entrance(recorder.lower)
@@ -300,7 +300,7 @@ def _is_main_thread() -> bool:
 
 
 def _select(texts: Sequence[str], values: Sequence[str]) -> tuple[str, ...]:
-    """Return these texts about values, without those of values that are not compared."""
+    """Return the texts, with "" in place of each text whose value is not compared."""
     return tuple(text if value else "" for text, value in zip(texts, values, strict=False))
 
 
@@ -315,8 +315,8 @@ def _find_call() -> Any:
 
 
 def _digest_first_input(waits: bool, value: Any, sharding: Any) -> str:
-    """Return what is compared of a value at its program's first call: for an array that counts as
-    replicated, a few of its numbers, too."""
+    """Return the text that is compared for an input at its program's first call: a few numbers of a
+    replicated array, else the result of `_digest_input`."""
     if waits and _is_replicated(value) and value.is_ready():
         is_on_host = next(iter(value.devices())).platform == "cpu"
         return _read_numbers(value) if is_on_host or value.size <= _MOST_ELEMENTS else ""
@@ -351,7 +351,7 @@ def _is_whole(sharding: Any) -> bool:
 
 
 def _is_replicated(value: Any) -> bool:
-    """True for an array of real numbers that several processes have, each of them all of it."""
+    """True for an array of real numbers of which each of several processes has a full copy."""
     import jax
     import numpy as np
 

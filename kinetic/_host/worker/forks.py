@@ -32,7 +32,8 @@ def end_descriptors(channel: Channel, stacks_fd: int, stacks_signal: int) -> Non
 
 
 def run(act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call `act`, which runs the user's code. If `act` forks, its return ends the child."""
+    """Call `act`, which runs the user's code. In a child that `act` has forked, the return of `act`
+    ends the process."""
     own_pid, error = os.getpid(), None
     try:
         return act(*args, **kwargs)

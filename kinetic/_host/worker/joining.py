@@ -242,7 +242,8 @@ class _Attachment:
         return joining_first
 
     def _keep_devices(self) -> None:
-        """Undo a program's request for virtual CPUs: these stand for the simulated chips here."""
+        """Undo a program's own choice of virtual CPUs, because these stand for the simulated chips
+        here."""
         requested = _cpu_devices()
         if self._devices in (-1, requested):
             return
@@ -416,8 +417,8 @@ def _claim_place(file: str) -> Iterator[None]:
 
 
 def move_place(file: str) -> None:
-    """Lock the host's file of the next call, if this process has joined: that of the last call was
-    removed with its folder."""
+    """Lock the host's file of the next call, if this process has joined: the file of the last call
+    was removed with its folder."""
     if _held:
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -491,8 +492,8 @@ def write_from_all_processes() -> bool:
     not allow it.
 
     JAX lets only process 0 write, because programs for TPUs are the same on all hosts. Programs for
-    CPUs have different keys in each process. If only those of process 0 were in the cache, it would
-    wait in Gloo for the others to compile, and Gloo gives up after 30 s.
+    CPUs have different keys in each process. If the cache had only those of process 0, this process
+    would wait in Gloo for the others to compile, and Gloo gives up after 30 s.
     """
     from jax._src import compiler
 

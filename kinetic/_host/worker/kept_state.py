@@ -54,7 +54,7 @@ def note_modules(tree: str) -> None:
 
 def choose_main(digest: str) -> None:
     """Set `__main__` to the module whose globals the function with this digest has; for a new
-    function, note that it is the present one."""
+    function, note that this is the present `__main__`."""
     if not digest:
         return
     if digest in functions:
@@ -97,7 +97,8 @@ def drop_changed_modules(tree: str) -> list[str]:
 
 
 def _find_modules(tree: str, names: Iterable[str]) -> Mapping[str, Path]:
-    """Return the files of those of the imported modules that are below a folder, by name."""
+    """Return the files of these modules, by name, as far as they are imported and below the folder
+    `tree`."""
     files: dict[str, Path] = {}
     for name in names:
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -138,8 +139,8 @@ def _read_imports(name: str, file: Path) -> set[str]:
 
 
 def _uses(module: ModuleType, names: set[str]) -> bool:
-    """True if a module has one of these modules, or something that they define, as a variable. Of a
-    package, the variables that importing its own modules sets do not count."""
+    """True if a module has one of these modules, or something that they define, as a variable. In a
+    package, a variable that was set by importing one of its own modules does not count."""
     return any(
         value.__name__ in names and value.__name__ != f"{module.__name__}.{variable}"
         if isinstance(value, ModuleType)

@@ -128,7 +128,7 @@ class Sender:
 
     def _await_room(self) -> bool:
         """Wait up to `HOLD_S` seconds until half of the rows are written; return True if there is
-        room for a row. If none was written, do not wait again until there is room."""
+        room for a row. If no row was written, do not wait again until there is room."""
         until = time.monotonic() + (0.0 if self._is_stuck else HOLD_S)
         while len(self._rows) >= MOST_ROWS // 2 and time.monotonic() < until:
             time.sleep(0.005)

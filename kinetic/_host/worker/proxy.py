@@ -186,7 +186,7 @@ class PathwaysSlices:
 
 
 def scale_up() -> Exception:
-    """Return the exception that ends a call so that a returned slice can take part."""
+    """Return the exception that ends a call so that a slice that is back can take part."""
     from pathwaysutils.elastic.manager import ScaleUpSignalError
 
     error: Exception = ScaleUpSignalError()

@@ -292,8 +292,8 @@ def leftover_threads() -> list[str]:
 
 
 def _is_idle(thread: threading.Thread) -> bool:
-    """True if a thread belongs to an idle pool: of processes (joblib's too), or of threads, if its
-    innermost frame is the pool's loop."""
+    """True for the thread of a pool of processes without work (joblib's too), and for a thread of a
+    pool of threads that waits in the pool's loop."""
     if type(thread).__name__ == "_ExecutorManagerThread":
         return not getattr(thread, "pending_work_items", True)
     loop = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)

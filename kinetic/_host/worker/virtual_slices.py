@@ -100,8 +100,8 @@ class VirtualSlices:
 
 
 class _Turns:
-    """A lock: arrays are replaced only while no thread uses one in JAX's native code. That runs
-    without the GIL, and would go on to use an array after it was freed."""
+    """A lock: arrays are replaced only while no thread uses one in JAX's native code. That code
+    runs without the GIL, and would go on to use an array after it was freed."""
 
     def __init__(self) -> None:
         self._begin()

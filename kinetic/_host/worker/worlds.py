@@ -82,8 +82,8 @@ def settle(limit_s: float) -> bool:
 
 
 def is_saving() -> bool:
-    """True if Orbax saves in the background. Orbax's own call starts JAX's backends, and returns
-    True forever after an error."""
+    """True if Orbax saves in the background. Orbax's own function for this starts JAX's backends,
+    and returns True forever after an error."""
     return any(thread.name in SAVERS for thread in threading.enumerate())
 
 
