@@ -1,7 +1,7 @@
-"""The access to clusters that `kinetic up` and `kinetic init` have written, in a kubeconfig of
-their own beside the profiles. The user's kubeconfig and its current context never change.
+"""The kubeconfig that `kinetic up` and `kinetic init` write, beside the profiles. The user's own
+kubeconfig and its current context never change.
 
-It remembers addresses and certificates only: without the file, `kinetic init` writes it again.
+The file contains only addresses and certificates: if it is lost, `kinetic init` writes it again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LOGIN = {
     "provideClusterInfo": True,
     "interactiveMode": "IfAvailable",
 }
-"""The login of GKE, with the same credentials as `kinetic up` has. Where the program is missing,
-kinetic asks google-auth for a token instead."""
+"""How kubectl logs in to GKE: with the credentials that `kinetic up` uses. If the program is not
+installed, kinetic asks google-auth for a token instead."""
 
 
 def make_access(context: str, cluster: Document) -> Access:
-    """Return the access to a cluster, from GKE's document of it."""
+    """Return the access to a cluster, made from GKE's document of the cluster."""
     authority = (cluster.get("masterAuth") or {}).get("clusterCaCertificate") or ""
     if not cluster.get("endpoint"):
         raise PreflightError(
@@ -41,7 +41,8 @@ def make_access(context: str, cluster: Document) -> Access:
 
 
 def write(access: Access, variables: Mapping[str, str]) -> Path:
-    """Add the access of a cluster to the file; an older one of the same name is replaced."""
+    """Add the access to a cluster to the file, in place of an older access with the same name.
+    Return the file's path."""
     entry = {"cluster": access.context, "user": access.context}
     documents = {"contexts": entry, "clusters": access.cluster, "users": access.user}
     return _change(access.context, documents, variables)

@@ -17,7 +17,8 @@ NETWORK_VERSION = "1.35"
 """The version of GKE whose managed DRANET works in both modes."""
 OBJECT_ROLE = "roles/storage.objectUser"
 RECORDS = ("jobs/", "listed/", "refs/", "groups/")
-"""The prefixes of records. Content (blobs, packs, trees) is as old as the code, and never aged."""
+"""The prefixes of the records of jobs, which the bucket deletes by age. Content (blobs, packs,
+trees) is never deleted by age: new jobs may use old content."""
 RECORDS_DAYS = 180
 LONGEST_FLEX_S = 7 * 24 * 3600
 _CHECKPOINT_ACCOUNT = ("gke-managed-checkpointing", "gke-checkpointing-multitier-node")
@@ -142,7 +143,8 @@ def make_bucket(wanted: Wanted) -> Document:
 
 
 def list_members(wanted: Wanted, number: str) -> list[str]:
-    """List the members of the bucket's role: the pods' accounts, by Workload Identity."""
+    """Return the identities that get a role on the bucket: the pods' accounts, by Workload
+    Identity. `number` is the project's number."""
     pool = (
         f"principal://iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/"
         f"{wanted.project}.svc.id.goog/subject"
@@ -153,7 +155,8 @@ def list_members(wanted: Wanted, number: str) -> list[str]:
 
 
 _GPU_FAMILIES = ("h100", "h100-mega", "h200", "b200")
-"""The GPUs whose quota has families among its dimensions; the others have a metric each."""
+"""The GPUs that share one quota metric, whose dimensions tell the family. Every other GPU has a
+metric of its own."""
 _TPU_FAMILIES = {
     "v3": "CT3",
     "v4": "CT4P",
@@ -165,8 +168,9 @@ _TPU_FAMILIES = {
 
 
 def list_quotas(wanted: Wanted) -> Iterator[tuple[Topology, str, str]]:
-    """List the accelerators with the quota that limits each: the metric of the Compute API, and the
-    family among the metric's dimensions, or "". Processors and reserved machines have none."""
+    """Yield each accelerator that a quota limits, with that quota: the metric of the Compute API,
+    and the family in the metric's dimensions ("" if there is none). Accelerators without a quota
+    are left out: processors and reserved machines."""
     capacities = {pool.topology.name: pool.capacity for pool in wanted.pools}
     for topology in dict.fromkeys(wanted.slices):
         usual = Capacity.SPOT if topology.spot else Capacity.ON_DEMAND
@@ -185,8 +189,8 @@ def list_quotas(wanted: Wanted) -> Iterator[tuple[Topology, str, str]]:
 
 
 def limit_of(buckets: Iterable[Document], region: str, family: str) -> float | None:
-    """Return the limit that holds for a family in a region: the most specific one; None if there is
-    none. -1 stands for no limit."""
+    """Return a quota's limit for a family in a region: the most specific of the limits that apply.
+    None if no limit applies; -1 for an unlimited quota."""
     limits = []
     for bucket in buckets:
         values = set((bucket.get("dimensions") or {}).values())
@@ -196,7 +200,8 @@ def limit_of(buckets: Iterable[Document], region: str, family: str) -> float | N
 
 
 def list_tpu_quotas() -> Iterator[tuple[str, str, str]]:
-    """List the quotas of TPUs: the name for users, the metric, and its family."""
+    """Yield the quotas of TPUs: the accelerator's name for users, the quota's metric, and the
+    family in the metric's dimensions."""
     for family, code in _TPU_FAMILIES.items():
         yield family, "tpus_per_tpu_family", code
         yield f"{family}:spot", "preemptible_tpus_per_tpu_family", code

@@ -1,4 +1,5 @@
-"""Google's other interfaces: APIs of a project, machine types, quotas, buckets; and manifests."""
+"""Google's other REST interfaces: APIs of a project, machine types, quotas and buckets; and the
+download of manifests."""
 
 from __future__ import annotations
 
@@ -27,14 +28,16 @@ ADDRESSES = {
 }
 _OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
 ENABLE_PAUSE_S, LONGEST_ENABLE_S = 10.0, 300.0
-"""An API refuses for up to some minutes after it was enabled, as if it were not."""
+"""For some minutes after an API was enabled, it may refuse requests as if it were not. In seconds:
+the pause between two tries, and the longest wait."""
 
 
 class Cloud:
-    """One project."""
+    """Calls to Google Cloud for one project."""
 
     def __init__(self, project: str, variables: Mapping[str, str]) -> None:
-        """Create the object without calling Google. gcloud's own variables may name other URLs."""
+        """Create the object without calling Google. gcloud's own environment variables may replace
+        the URLs of services."""
         self.project = project
         self._addresses = {
             service: (variables.get(f"{_OVERRIDE}{service.upper()}") or url).rstrip("/") + "/"
@@ -54,8 +57,17 @@ class Cloud:
         allowed: tuple[int, ...] = (),
         query: Mapping[str, object] | None = None,
     ) -> tuple[int, Document]:
-        """Send a request to a service; return the HTTP status and the answer. `action` is the
-        request in words; `allowed` are errors to return instead of raising."""
+        """Send a request to a service; return the HTTP status and the response.
+
+        Args:
+            method: the HTTP method.
+            service: the name of the service.
+            path: the path of the URL.
+            body: the JSON body.
+            action: the request in words, for error messages: "create the cluster dev".
+            allowed: the HTTP codes of errors to return instead of raising.
+            query: the parameters of the URL.
+        """
         url = self._addresses[service] + path + (f"?{urlencode(query, True)}" if query else "")
         while True:
             try:
@@ -70,7 +82,7 @@ class Cloud:
     # --- the project
 
     def read_services(self, names: Iterable[str]) -> tuple[str, frozenset[str]]:
-        """Return the project's number and which of these APIs are enabled."""
+        """Return the project's number, and those of the APIs in `names` that are enabled."""
         wanted = [f"projects/{self.project}/services/{name}" for name in names]
         path = f"v1/projects/{self.project}/services:batchGet"
         _, answer = self.ask(
@@ -82,7 +94,7 @@ class Cloud:
         return number, frozenset(str(name).rpartition("/")[2] for name in enabled)
 
     def enable(self, body: Document) -> None:
-        """Enable APIs. Later requests wait until they answer."""
+        """Enable APIs. Requests that follow are repeated until the APIs accept them."""
         action = "enable APIs"
         path = f"v1/projects/{self.project}/services:batchEnable"
         _, operation = self.ask("POST", "serviceusage", path, body, action=action)
@@ -129,7 +141,7 @@ class Cloud:
     # --- buckets
 
     def read_bucket(self, name: str) -> Document | None:
-        """Return a bucket; None if there is none."""
+        """Return a bucket's document; None if the bucket does not exist."""
         code, answer = self.ask(
             "GET", "storage", f"b/{name}", action=f"read the bucket {name}", allowed=(404,)
         )
@@ -141,7 +153,7 @@ class Cloud:
         self.ask("POST", "storage", "b", body, action=action, query={"project": self.project})
 
     def read_members(self, bucket: str, role: str) -> frozenset[str]:
-        """Return the members of a bucket's role."""
+        """Return the members that have this role on a bucket."""
         policy = self._read_policy(bucket)
         return frozenset(
             member
@@ -156,10 +168,10 @@ class Cloud:
         return self.ask("GET", "storage", path, action=action, query=query)[1]
 
     def grant(self, bucket: str, role: str, member: str) -> None:
-        """Give a role on a bucket to a member; other changes of the policy are kept.
+        """Give a role on a bucket to a member; the rest of the policy stays.
 
         Raises:
-            NameTaken: somebody else has just changed the policy.
+            NameTaken: another process has changed the policy at the same moment.
         """
         policy = self._read_policy(bucket)
         bindings = [*(policy.get("bindings") or ()), {"role": role, "members": [member]}]
@@ -168,7 +180,7 @@ class Cloud:
         self.ask("PUT", "storage", f"b/{bucket}/iam", body, action=action)
 
     def remove_bucket(self, name: str) -> None:
-        """Remove a bucket with all that is in it."""
+        """Remove a bucket with everything in it."""
         action = f"remove the bucket {name}"
 
         def remove(path: str) -> None:
@@ -211,10 +223,10 @@ def download(url: str) -> bytes:
 
 
 def read_manifest(release: Release) -> list[Document]:
-    """Return the objects of a manifest.
+    """Download or read a release's manifest, and return the objects in it.
 
     Raises:
-        PreflightError: the manifest cannot be read, or is not the pinned one.
+        PreflightError: the manifest cannot be read, or its digest is not the pinned one.
     """
     option = f"--{release.name.lower()}-manifest"
     if urlsplit(release.source).scheme in ("http", "https"):

@@ -1,4 +1,5 @@
-"""The API server of a cluster, for `kinetic up`: objects are read, applied and waited for."""
+"""The API server of a cluster, for `kinetic up`: reads objects, applies them and waits for
+controllers."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _ENDED = ("Complete", "Completed", "Failed")
 
 
 class ControlPlane:
-    """One cluster. It owns its connection."""
+    """Calls to the API server of one cluster. Owns the connection, which `close` closes."""
 
     def __init__(
         self,
@@ -35,7 +36,8 @@ class ControlPlane:
         *,
         limits: CallLimits | None = None,
     ) -> None:
-        """Create the object without connecting. `name` is the value of the cluster's label."""
+        """Create the object without connecting. `name` is the value of the label that marks the
+        cluster's objects."""
         self._api = HttpApi(access, variables, patience=limits)
         self._name = name
         self._kinds: dict[tuple[str, str], Resource] = {}
@@ -45,7 +47,7 @@ class ControlPlane:
         self._api.close()
 
     def read_caller(self) -> str:
-        """Return the cluster's name for the user."""
+        """Return the name by which the cluster knows the user."""
         review = {"apiVersion": _REVIEWS.api_version, "kind": "SelfSubjectReview"}
         answer = self._api.create(_REVIEWS, review | {"metadata": {}})
         return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")
@@ -57,7 +59,7 @@ class ControlPlane:
         return self._kinds[key]
 
     def read_objects(self, documents: Iterable[Document]) -> dict[str, Document]:
-        """Return the metadata of those objects that exist."""
+        """Return the metadata of those of the documents' objects that exist, by kind and name."""
         existing = {}
         for document in documents:
             meta = document["metadata"]
@@ -68,8 +70,8 @@ class ControlPlane:
         return existing
 
     def apply(self, document: Document) -> None:
-        """Apply an object. A kind that was defined just now, or whose webhook is starting, is tried
-        again for some minutes."""
+        """Apply an object. If the cluster does not know its kind yet, or a webhook is still
+        starting, retry for some minutes."""
         ends = time.monotonic() + LONGEST_S
         while True:
             try:
@@ -81,7 +83,8 @@ class ControlPlane:
                 time.sleep(POLL_S)
 
     def install(self, release: Release, documents: Iterable[Document]) -> None:
-        """Apply a released manifest, wait for its controller, and mark it as applied at last."""
+        """Apply a release's manifest, wait until its controller runs, and then mark the release as
+        applied."""
         for document in documents:
             self.apply(mark(document, self._name))
         ends = time.monotonic() + LONGEST_S
@@ -103,7 +106,7 @@ class ControlPlane:
         return bool((document.get("status") or {}).get("availableReplicas"))
 
     def list_jobs(self) -> tuple[str, ...]:
-        """List the ids of jobs of kinetic that have not ended, in all namespaces."""
+        """Return the ids of kinetic's jobs in all namespaces that have not ended."""
         jobs = []
         for kind in (JOBS, JOBSETS):
             try:
@@ -121,8 +124,8 @@ class ControlPlane:
         return list(self._api.list(NODES).items)
 
     def read_queues(self, kinds: Iterable[Resource]) -> list[Document]:
-        """List the queues of Kueue, by the first version of its kinds that the cluster knows; [] if
-        there are none."""
+        """Return the queues of Kueue; [] if there are none. `kinds` are the versions of the kind,
+        of which the first that the cluster knows is used."""
         for kind in kinds:
             try:
                 return list(self._api.list(kind, Selector(namespace="")).items)

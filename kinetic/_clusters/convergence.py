@@ -1,7 +1,8 @@
-"""Bringing the cloud to what is wanted: ask, take the difference, carry out its steps, ask again.
+"""Bring the cloud to the wanted state, in rounds: observe, compute the difference, carry out its
+steps.
 
-Nothing is remembered between two rounds. So it does not matter who has made what, or when: this
-command, the same one before it was interrupted, or another one that runs at the same time.
+Nothing is remembered between two rounds, so it does not matter who created what, or when: this
+command, an earlier run of it that was interrupted, or another command at the same time.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, SubmitError
 
 ROUNDS = 12
-"""Most rounds: a new cluster takes about four, another command at the same time some more."""
+"""Most rounds of one command. A new cluster takes about four; another command that runs at the same
+time causes some more."""
 _QUICK = CallLimits(connect_s=10.0, tries=3)
 
 
 @dataclass(frozen=True)
 class Doors:
-    """The services that a command asks.
+    """Connections to the services that a command uses.
 
     Attributes:
-        cloud: the project.
-        gke: its clusters.
+        cloud: the services of the project.
+        gke: the clusters of the project.
         variables: the environment, for logins.
         releases: the manifests to install.
     """
@@ -49,25 +51,26 @@ class Doors:
 def open_doors(
     project: str, variables: Mapping[str, str], releases: Mapping[str, Release] = RELEASES
 ) -> Doors:
-    """Return the services of a project, without calling them.
+    """Return the connections for a project, without calling any service.
 
     Raises:
-        UsageError: that is not the id of a project.
+        UsageError: `project` is not the id of a project.
     """
     cloud = Cloud(check_project(project), variables)
     return Doors(cloud, Gke(cloud), variables, releases)
 
 
 def observe(wanted: Wanted, doors: Doors, *, whole: bool = True) -> Observed:
-    """Ask for the state of a cluster and what belongs to it.
+    """Read the present state of a cluster, and of everything that belongs to it.
 
     Args:
         wanted: the cluster.
         doors: the services.
-        whole: false to leave out what only creating needs: machine types, quotas, objects.
+        whole: false to leave out what only `up` needs: machine types, quotas, objects in the
+            cluster.
 
     Raises:
-        KineticError: a service refuses to answer, or does not.
+        KineticError: a service refuses the request, or does not answer.
     """
     cloud = doors.cloud
     number, services = cloud.read_services(SERVICES)
@@ -100,14 +103,15 @@ def observe(wanted: Wanted, doors: Doors, *, whole: bool = True) -> Observed:
             return observe_objects(wanted, observed, plane, doors.releases)
     except BackendUnavailable:
         if cluster.get("status") in BUSY:
-            return observed  # An upgrade of the control plane; the next round waits for it.
+            return observed  # The control plane is being upgraded; the next round waits.
         raise
 
 
 def observe_objects(
     wanted: Wanted, observed: Observed, plane: ControlPlane, releases: Mapping[str, Release]
 ) -> Observed:
-    """Return what was observed, with the objects of a cluster on which a difference depends."""
+    """Return `observed`, completed with those objects in the cluster that the difference depends
+    on."""
     caller, wanted = plane.read_caller(), with_pools(wanted, observed)
     documents = [
         *objects.make_access(wanted, caller),
@@ -136,16 +140,16 @@ def converge(
     report: Callable[[str], None],
     steps: Sequence[Step] | None = None,
 ) -> None:
-    """Carry out steps until nothing is missing.
+    """Carry out steps until the cluster is as wanted.
 
     Args:
         wanted: the cluster.
         doors: the services.
-        report: told of each step before it begins.
-        steps: the first round's steps, as the user has observed them.
+        report: called with the text of each step before it begins.
+        steps: the steps of the first round, which the user has seen; None to compute them.
 
     Raises:
-        KineticError: a step failed. The same command continues with it.
+        KineticError: a step failed. Running the same command again continues with this step.
     """
     for _ in range(ROUNDS):
         if steps is None:
@@ -166,7 +170,8 @@ def converge(
 def carry_out(
     wanted: Wanted, doors: Doors, steps: Sequence[Step], report: Callable[[str], None]
 ) -> None:
-    """Carry out steps, until one after which the rest must be asked again."""
+    """Carry out the steps. Stop after a step that changes what the later ones depend on: the caller
+    then computes the remaining steps anew."""
     inside = [step for step in steps if step.is_inside]
     for step in steps[: len(steps) - len(inside)]:
         report(str(step))
@@ -185,7 +190,8 @@ def remove(
     decide: Callable[[Observed], list[Step]],
     report: Callable[[str], None],
 ) -> None:
-    """Remove what is still there, and still ours: a user may think about a question for an hour."""
+    """Remove what `decide` names in the present state. The state is read again, because the user
+    may have taken an hour to answer the question."""
     carry_out(wanted, doors, decide(observe(wanted, doors, whole=False)), report)
 
 
@@ -219,7 +225,7 @@ def _fill(
     releases: Mapping[str, Release],
     report: Callable[[str], None],
 ) -> None:
-    """Carry out steps inside a cluster."""
+    """Carry out the steps that concern objects inside a cluster."""
     for step in steps:
         report(str(step))
         body = step.body or {}
@@ -237,14 +243,16 @@ def fill_cluster(
     releases: Mapping[str, Release],
     report: Callable[[str], None],
 ) -> None:
-    """Carry out the steps inside a cluster that no cloud knows."""
+    """Create the objects inside a cluster that is not on Google Cloud. `entry` is the access to
+    it."""
     with contextlib.closing(ControlPlane(entry, variables, wanted.name)) as plane:
         observed = observe_objects(wanted, Observed(), plane, releases)
         _fill(plane, difference(wanted, observed, releases), releases, report)
 
 
 def list_jobs(wanted: Wanted, observed: Observed, doors: Doors) -> tuple[str, ...]:
-    """List the jobs that have not ended in a cluster, be it ours or one that uses the bucket."""
+    """Return the ids of the jobs in a cluster that have not ended, whether or not `up` made the
+    cluster; () if the cluster does not run."""
     cluster = observed.cluster
     if cluster is None or cluster.get("status") not in ("RUNNING", "RECONCILING", "DEGRADED"):
         return ()

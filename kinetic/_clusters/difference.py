@@ -1,8 +1,9 @@
-"""The design of `kinetic up`, `down` and `pool`: functions from wanted and observed to steps.
+"""The decisions of `kinetic up`, `down` and `pool`: which steps lead from the observed state to the
+wanted one.
 
-In: a `Wanted` and an `Observed`. Out: the steps that turn the one into the other, in their order.
-Pure. An interrupted command is run again: what is there is asked, never remembered, so the rest of
-the steps remains.
+In: a `Wanted` and an `Observed`. Out: the steps that turn the one into the other, in order. Pure.
+After an interruption the same command is run again: it computes the steps that remain from what
+exists then, and remembers nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ DEFAULT_MACHINES = (
     *("e2-standard-4", "n2-standard-4", "n2d-standard-4", "c3-standard-4", "n4-standard-4"),
     *("n1-standard-4", "t2d-standard-4", "c4-standard-4"),
 )
-"""Machine types for GKE's own pods, cheapest first; a zone with TPUs may lack the first."""
+"""Machine types for GKE's own pods, cheapest first. Some zones with TPUs do not have the first."""
 
 
 class Action(StrEnum):
@@ -59,12 +60,12 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One change.
+    """One change to a cluster or its surroundings.
 
     Attributes:
-        action: what is done.
-        name: the name of the thing.
-        detail: a few words about it for people.
+        action: the kind of change.
+        name: the name of the object that is changed.
+        detail: a few words about the change, for people.
         body: the body of the request.
     """
 
@@ -78,24 +79,26 @@ class Step:
 
     @property
     def changes_view(self) -> bool:
-        """True if later steps depend on what the cloud says afterwards."""
+        """True if the later steps depend on the state of the cloud after this step."""
         return self.action in (Action.CREATE_CLUSTER, Action.WAIT, Action.ENABLE)
 
     @property
     def is_inside(self) -> bool:
-        """True if the step is for the API server of the cluster. These are the last ones."""
+        """True if the step changes an object inside the cluster, through its API server. Such steps
+        come last."""
         return self.action in (Action.APPLY, Action.INSTALL)
 
 
 def difference(
     wanted: Wanted, observed: Observed, releases: Mapping[str, Release] = RELEASES
 ) -> list[Step]:
-    """Return the steps from what is there to what is wanted; [] if there is nothing to do.
+    """Return the steps that lead from the observed state to the wanted one; [] if there is nothing
+    to do.
 
     Raises:
-        PreflightError: something of the wanted name is there that `up` has not made, the zone or
-            the quota lacks something, or GKE has given up the cluster.
-        UsageError: the cluster is of another kind.
+        PreflightError: something with a wanted name exists that `up` did not make, the zone lacks a
+            machine type, the quota is too small, or GKE has failed to create the cluster.
+        UsageError: the existing cluster is of another kind.
     """
     if wanted.mode is Mode.KIND:
         return list(_fill(wanted, observed, releases))
@@ -160,7 +163,7 @@ def _check(wanted: Wanted, observed: Observed) -> None:
 
 
 def _explain(document: Document) -> str:
-    """Return GKE's own words about a cluster or node pool."""
+    """Return GKE's own message about the state of a cluster or node pool."""
     conditions = document.get("conditions") or ()
     words = [str(c.get("message") or c.get("code") or "") for c in conditions]
     return "; ".join(filter(None, words)) or str(document.get("statusMessage") or "no reason")
@@ -274,8 +277,8 @@ def _fill(wanted: Wanted, observed: Observed, releases: Mapping[str, Release]) -
 
 
 def with_pools(wanted: Wanted, observed: Observed) -> Wanted:
-    """Return what is wanted with the slices of node pools that are there already, so that a queue
-    has room for both."""
+    """Return `wanted` with more slices: those of other node pools that `up` or `pool add` made. The
+    queue then has room for all of them."""
     names = {pool.name for pool in wanted.pools}
     others = [
         p for n, p in observed.pools.items() if n not in names and is_own_pool(p, wanted.name)
@@ -285,8 +288,8 @@ def with_pools(wanted: Wanted, observed: Observed) -> Wanted:
 
 
 def _is_applied(wanted: Wanted, observed: Observed, document: Document) -> bool:
-    """True if an object is in the cluster as it would be applied. Somebody else's object of this
-    name serves as well, and stays as it is."""
+    """True if the object exists in the cluster as it would be applied. An object of this name that
+    somebody else made counts too, and is not changed."""
     existing = observed.objects.get(key_of(document))
     if existing is None:
         return False
@@ -306,7 +309,7 @@ def list_pool_removal(wanted: Wanted, observed: Observed, name: str) -> list[Ste
     """Return the step that removes a node pool.
 
     Raises:
-        PreflightError: there is no such pool, or it must stay.
+        PreflightError: there is no such pool, or kinetic may not remove it.
     """
     pool = observed.pools.get(name)
     if pool is None:
@@ -329,7 +332,7 @@ def list_pool_removal(wanted: Wanted, observed: Observed, name: str) -> list[Ste
 
 
 def list_removals(wanted: Wanted, observed: Observed, *, with_bucket: bool) -> list[Step]:
-    """Return the steps that remove what has the label: the cluster, and its bucket."""
+    """Return the steps that remove the cluster and its bucket, if they have kinetic's label."""
     steps = []
     if observed.cluster is not None and is_own(observed.cluster, wanted.name):
         pools = ", ".join(sorted(observed.pools))
@@ -341,7 +344,7 @@ def list_removals(wanted: Wanted, observed: Observed, *, with_bucket: bool) -> l
 
 
 def list_remains(wanted: Wanted, observed: Observed, *, with_bucket: bool) -> list[str]:
-    """List what `down` leaves, and why."""
+    """Return sentences about what `down` leaves in place, with the reasons."""
     remains = []
     if observed.cluster is not None and not is_own(observed.cluster, wanted.name):
         remains.append(

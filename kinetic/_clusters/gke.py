@@ -1,4 +1,5 @@
-"""Google Kubernetes Engine: clusters and node pools. A change ends when its operation has ended."""
+"""Google Kubernetes Engine: reads and changes clusters and node pools. A change returns when GKE
+has completed it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from kinetic.errors import BackendUnavailable
 
 POLL_S = 5.0
 LONGEST_S = 3600.0
-"""The longest wait for one operation; GKE itself gives up earlier."""
+"""Longest wait in seconds for one operation of GKE. GKE itself gives up earlier."""
 
 
 class Gke:
@@ -22,7 +23,8 @@ class Gke:
         self._cloud = cloud
 
     def _ask(self, method: str, path: str, action: str, body: Document | None = None) -> Document:
-        # A request that is repeated after a lost answer may have removed its object already.
+        # If a response was lost and the request repeated, the first one may have removed the
+        # object.
         allowed = (404,) if method == "DELETE" else ()
         _, answer = self._cloud.ask(
             method, "container", f"v1/{path}", body, action=action, allowed=allowed
@@ -35,7 +37,8 @@ class Gke:
         return list(self._ask("GET", path, "list the clusters").get("clusters") or ())
 
     def get_cluster(self, wanted: Wanted) -> Document | None:
-        """Return a cluster with its node pools; None if there is none."""
+        """Return GKE's document of a cluster, with its node pools; None if the cluster does not
+        exist."""
         place = (wanted.name, wanted.location)
         return next((c for c in self.list_clusters() if (c["name"], c["location"]) == place), None)
 
@@ -61,7 +64,8 @@ class Gke:
     def _change(
         self, wanted: Wanted, method: str, path: str, action: str, body: Document | None = None
     ) -> None:
-        """Begin an operation, after those that are under way on the cluster, and follow it."""
+        """Start an operation of GKE, after the operations that are running on the cluster, and wait
+        until it has ended."""
         ends = time.monotonic() + LONGEST_S
         while True:
             try:
@@ -76,7 +80,8 @@ class Gke:
             self._follow(wanted, operation, action)
 
     def wait(self, wanted: Wanted, target: str, action: str = "") -> None:
-        """Wait for the operations that GKE carries out on a cluster, or on "cluster/pool"."""
+        """Wait for the operations that GKE is running on `target`: a cluster's name, or
+        "cluster/pool"."""
         suffix = f"/clusters/{target.replace('/', '/nodePools/')}/"
         path = f"{wanted.parent}/operations"
         answer = self._ask("GET", path, "list GKE's operations")
@@ -92,7 +97,7 @@ class Gke:
             time.sleep(POLL_S)
 
     def _follow(self, wanted: Wanted, operation: Document, action: str) -> None:
-        """Wait until an operation has ended; raise its error."""
+        """Wait until an operation has ended. If it failed, raise its error."""
         ends = time.monotonic() + LONGEST_S
         path = f"{wanted.parent}/operations/{operation['name']}"
         while operation.get("status") != "DONE":

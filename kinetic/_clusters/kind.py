@@ -26,10 +26,10 @@ _PAGE = "https://kind.sigs.k8s.io/docs/user/quick-start"
 
 
 def check_installed(variables: Mapping[str, str]) -> None:
-    """Refuse to make a cluster here without Docker and kind.
+    """Check that Docker and kind, which a cluster on this machine needs, are installed.
 
     Raises:
-        PreflightError: one of them is missing.
+        PreflightError: Docker or kind is missing.
     """
     for name in ("Docker", "kind"):
         if shutil.which(name.lower(), path=variables.get("PATH")) is None:
@@ -40,8 +40,8 @@ def check_installed(variables: Mapping[str, str]) -> None:
 
 
 def make_config(wanted: Wanted, store: Path) -> Document:
-    """Return kind's configuration: a node for each machine of the slices, with the labels that GKE
-    would give it. The store is mounted into each node at its own path."""
+    """Return kind's configuration: one node for each machine of the slices, with the labels that
+    GKE would give to it. Each node mounts the store's folder under the same path."""
     mounts = [{"hostPath": str(store), "containerPath": str(store)}]
     own = {LABEL: wanted.name}
     workers: list[Document] = []
@@ -76,9 +76,9 @@ def _run(variables: Mapping[str, str], *words: str, text: str = "") -> str:
 
 
 def create(wanted: Wanted, store: Path, variables: Mapping[str, str]) -> kubeconfig.Access:
-    """Create a cluster if there is none of this name, give its nodes chips that do nothing, so that
-    pods which request chips are scheduled, and return the access to it. The user's kubeconfig stays
-    as it is."""
+    """Return the access to a cluster on this machine; create the cluster unless one of this name
+    exists. Its nodes pretend to have chips, so that pods which request chips are scheduled. The
+    user's kubeconfig is not changed."""
     if wanted.name not in _run(variables, "get", "clusters").split():
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
         config = json.dumps(make_config(wanted, store))
@@ -100,14 +100,19 @@ def create(wanted: Wanted, store: Path, variables: Mapping[str, str]) -> kubecon
 
 @contextmanager
 def _write_elsewhere(wanted: Wanted) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yield a path for a kubeconfig that is not the user's, and kind's options for it."""
+    """Yield the path of a temporary kubeconfig, so that kind leaves the user's alone, and kind's
+    options for it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kubeconfig")
         yield path, ("--name", wanted.name, "--kubeconfig", str(path))
 
 
 def _require_own(wanted: Wanted, variables: Mapping[str, str]) -> kubeconfig.Access:
-    """Return the access to a cluster that `up --kind` has made; refuse any other."""
+    """Return the access to a cluster that `up --kind` has made.
+
+    Raises:
+        PreflightError: `up --kind` has not made this cluster.
+    """
     with _write_elsewhere(wanted) as (path, named):
         _run(variables, "export", "kubeconfig", *named)
         entry = kubeconfig.access_of(kubeconfig.read([path]), wanted.context)

@@ -1,7 +1,7 @@
-"""The objects of Kubernetes that jobs need in a cluster: an account, roles, bindings, a queue.
+"""The Kubernetes objects that jobs need in a cluster: an account, roles, bindings, a queue.
 
-In: a `Wanted`. Out: documents with the cluster's label and a digest, so that the cluster itself
-says what is applied. Pure.
+In: a `Wanted`. Out: documents with the cluster's label and a digest, which tell later whether the
+object in the cluster is still the one to apply. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kinetic._core.accelerators.topology import Topology
 
 RBAC = "rbac.authorization.k8s.io"
 YOU = "you"
-"""Stands for the caller in a preview, while there is no cluster to ask for the caller's name."""
+"""Stands for the user's name in a preview, before there is a cluster that knows it."""
 RESOURCE = {"tpu": TPU, "gpu": GPU}
 IN_MEMORY = "100Gi"
 _PLENTY = {"cpu": 100_000, "memory": "1000Ti"}
@@ -28,7 +28,7 @@ _QUEUE_VERSION = QUEUE_WORKLOADS[0].api_version
 
 
 def mark(document: Document, name: str) -> Document:
-    """Return an object with the label of its cluster and its digest."""
+    """Return an object with the label of its cluster, and with the digest of its content."""
     text = json.dumps(document, sort_keys=True).encode()
     meta = document["metadata"]
     labels = (meta.get("labels") or {}) | {LABEL: name}
@@ -37,7 +37,8 @@ def mark(document: Document, name: str) -> Document:
 
 
 def make_access(wanted: Wanted, caller: str) -> list[Document]:
-    """Return the namespace, the pods' account, the documented roles, and the caller's bindings."""
+    """Return the namespace, the pods' account, the documented roles, and the bindings of the user
+    `caller`."""
     space = wanted.namespace
     meta = {"namespace": space}
     role, cluster_role = "kinetic", "kinetic-cluster"
@@ -79,7 +80,7 @@ def _list_rules(*, namespaced: bool) -> list[Document]:
 
 
 def make_queue(wanted: Wanted) -> list[Document]:
-    """Return a queue with room for the slices that were asked for.
+    """Return the objects of a Kueue queue with room for the wanted slices.
 
     Pods without chips get the first flavor, which has no chips and no node labels, so that they
     never occupy machines with chips.
@@ -119,7 +120,7 @@ def select_nodes(topology: Topology) -> Document:
 
 
 def count_chips(topology: Topology) -> Document:
-    """Return the chips of one node, as pods request them; {} for processors."""
+    """Return the chips of one node, in the form in which pods request them; {} for processors."""
     chips = topology.chips_per_host
     return {RESOURCE[topology.kind]: str(chips)} if topology.kind != "cpu" else {}
 

@@ -1,6 +1,7 @@
-"""The state of the cloud, as its APIs have just answered. Nothing else remembers it.
+"""The present state of the cloud, as its APIs have just reported it. It is stored nowhere.
 
-In: documents of Google's REST interfaces and of Kubernetes. Out: a value to compare. Pure.
+In: documents of Google's REST interfaces and of Kubernetes. Out: an `Observed`, to compare with a
+`Wanted`. Pure.
 """
 
 from __future__ import annotations
@@ -19,25 +20,26 @@ Document = dict[str, Any]
 APPLIED = "kinetic.dev/applied"
 """The annotation with the digest of an object as `up` applied it."""
 BUSY = ("PROVISIONING", "RECONCILING", "STOPPING")
-"""The states of clusters and node pools in which GKE works on them."""
+"""The states of clusters and node pools while GKE is changing them."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Answers of the APIs.
+    """The state of a cluster, and of everything that belongs to it.
 
     Attributes:
         number: the project's number.
         services: the names of the enabled APIs.
         machines: the machine types that the cluster's zone has; empty if not asked.
-        quotas: the chips or GPUs that the region allows, by accelerator; missing if unknown.
+        quotas: the chips or GPUs that the quota of the region allows, by accelerator; an
+            accelerator with an unknown quota is missing.
         cluster: GKE's document of the cluster; None if there is none.
-        elsewhere: the other places that have a cluster of this name; they share the bucket.
+        elsewhere: the other locations that have a cluster of this name; it uses the same bucket.
         bucket: the bucket's document; None if there is none.
-        members: the members of the bucket's role for objects.
-        objects: the metadata of each object of the cluster that `up` asked for, by kind and name;
-            missing if there is none.
-        caller: the cluster's name for the user; "" while no API server answers.
+        members: the members that have the role for objects on the bucket.
+        objects: the metadata of those objects inside the cluster that `up` makes and that exist, by
+            kind and name.
+        caller: the name by which the cluster knows the user; "" while no API server answers.
     """
 
     number: str = ""
@@ -52,8 +54,8 @@ class Observed:
     caller: str = ""
 
     def owns_bucket(self, name: str) -> bool:
-        """True if the bucket has the label, and is of this project: names of buckets are global,
-        and anybody may have taken this one."""
+        """True if the bucket has the label and belongs to this project. Names of buckets are
+        global, so another project may have a bucket of this name."""
         bucket = self.bucket or {}
         return is_own(bucket, name) and str(bucket.get("projectNumber")) == self.number
 
@@ -64,26 +66,26 @@ class Observed:
 
 
 def mode_of(cluster: Document) -> Mode:
-    """Return the kind of a cluster on Google Cloud."""
+    """Return the mode of a cluster on Google Cloud."""
     is_autopilot = (cluster.get("autopilot") or {}).get("enabled")
     return Mode.AUTOPILOT if is_autopilot else Mode.STANDARD
 
 
 def is_own(document: Document, name: str) -> bool:
-    """True if `up` made a cluster, a bucket, or the object with this metadata, for this cluster's
-    name."""
+    """True if `up` made this for the cluster `name`. `document` is that of a cluster or bucket, or
+    the metadata of an object."""
     labels = document.get("resourceLabels") or document.get("labels") or {}
     return bool(labels.get(LABEL) == name)
 
 
 def is_own_pool(pool: Document, name: str) -> bool:
-    """True if `up` or `pool add` made a node pool for this cluster's name."""
+    """True if `up` or `pool add` made this node pool for the cluster `name`."""
     labels = (pool.get("config") or {}).get("resourceLabels") or {}
     return bool(labels.get(LABEL) == name)
 
 
 def slices_of(pool: Document) -> list[Topology]:
-    """Return the slices for which a node pool has room: [] for machines without chips."""
+    """Return the slices for which a node pool has room; [] for machines without chips."""
     config, scaling = pool.get("config") or {}, pool.get("autoscaling") or {}
     shape = (pool.get("placementPolicy") or {}).get("tpuTopology")
     gpus = [

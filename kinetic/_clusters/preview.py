@@ -20,7 +20,7 @@ MACHINES = {
     "n2d-standard-4": 0.16899,
 }
 FIXED_SOURCE = "Google's list prices for us-central1 of November 2026"
-"""The origin of the two prices above, in dollars for an hour."""
+"""The origin of the prices above, in US dollars per hour."""
 BUCKET = "about $0.02 for a GB and month"
 CREDIT = "Google credits $74.40 a month for one cluster of a billing account"
 
@@ -30,7 +30,7 @@ def describe(wanted: Wanted, steps: Sequence[Step], own: Mapping[str, float]) ->
 
     Args:
         wanted: the cluster.
-        steps: what would be done.
+        steps: the steps that the command would take.
         own: the user's prices.
     """
     place = f"in {wanted.location} of {wanted.project}, " if wanted.mode is not Mode.KIND else ""
@@ -41,7 +41,8 @@ def describe(wanted: Wanted, steps: Sequence[Step], own: Mapping[str, float]) ->
 
 
 def list_steps(steps: Sequence[Step]) -> list[str]:
-    """Return numbered lines; neighbouring objects of a cluster share one."""
+    """Return the steps as numbered lines. Consecutive steps for objects inside the cluster share a
+    line."""
     lines: list[str] = []
     number = 1
     for is_object, group in groupby(steps, lambda step: step.action is Action.APPLY):

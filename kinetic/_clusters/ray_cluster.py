@@ -1,4 +1,5 @@
-"""The manifest of a KubeRay cluster for slices: written for the user, never applied. Pure."""
+"""The manifest of a KubeRay cluster for slices. It is printed for the user and never applied.
+Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _DASHBOARD = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
 
 
 def make_ray_cluster(needs: Wanted, python: str) -> list[Document]:
-    """Return the RayCluster, with the bucket mounted at /data if one is named, and for network
-    devices the template of its claims.
+    """Return the RayCluster; for network devices, also the template of their claims. If `needs`
+    names a bucket, the RayCluster mounts it at /data.
 
     Args:
         needs: the cluster with its slices.

@@ -1,4 +1,5 @@
-"""Google's refusals as errors that say what to do. In: code and message. Out: an error. Pure."""
+"""Errors for requests that Google refuses; they say what to do. In: code and message. Out: an
+error. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class NotEnabled(PreflightError):
 
 
 class OperationUnderWay(BackendUnavailable):
-    """GKE works on the cluster, and takes the request afterwards."""
+    """GKE is running another operation on the cluster; the request may be sent again when that has
+    ended."""
 
 
 def explain(project: str, action: str, code: int, detail: Mapping[str, Any]) -> KineticError:

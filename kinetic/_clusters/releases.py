@@ -10,14 +10,15 @@ from kinetic._core.values import dataclass
 
 @dataclass(frozen=True)
 class Release:
-    """A released manifest.
+    """A released manifest of JobSet or Kueue.
 
     Attributes:
         name: the product's name.
-        version: its version; "" for a manifest of the user's.
+        version: the version; "" for a manifest that the user gave.
         source: a URL, or the path of a file.
-        sha256: the digest of the text; "" for a manifest of the user's.
-        definition: an object that every version has: the product is installed if it exists.
+        sha256: the digest of the file; "" for a manifest that the user gave.
+        definition: an object that every version of the product has: if it exists, the product is
+            installed.
     """
 
     name: str
@@ -27,23 +28,23 @@ class Release:
     definition: str
 
     def replace_source(self, source: str | None) -> Release:
-        """Return the release with a manifest of the user's, if one is named: its digest counts
-        as verified by the user."""
+        """Return the release with the manifest that the user gave, whose digest is not checked; the
+        release itself if `source` is empty."""
         return replace(self, version="", source=source, sha256="") if source else self
 
     @property
     def namespace(self) -> str:
-        """The namespace of its controller."""
+        """The namespace of the product's controller."""
         return f"{self.name.lower()}-system"
 
     @property
     def controller(self) -> str:
-        """The Deployment that must run before the product works."""
+        """The name of the Deployment that must be running before the product works."""
         return f"{self.name.lower()}-controller-manager"
 
     @property
     def marker(self) -> Document:
-        """The object that is applied last. Where it exists, the whole manifest was applied."""
+        """The object that is applied last: if it exists, the whole manifest was applied."""
         return {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -69,5 +70,5 @@ RELEASES = {
         "CustomResourceDefinition clusterqueues.kueue.x-k8s.io",
     ),
 }
-"""What `up` installs, by the option that replaces it. The digests are of the files that the two
-projects have published with these versions."""
+"""The products that `up` installs, by the name of the option that replaces their manifest. The
+digests are those of the files that the projects published."""

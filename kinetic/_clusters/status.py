@@ -1,4 +1,4 @@
-"""The state of a cluster for `kinetic status` and `kinetic pool list`, with what it costs now."""
+"""The state of a cluster for `kinetic status` and `kinetic pool list`, with its present cost."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from kinetic._core.values import dataclass
 
 @dataclass(frozen=True)
 class PoolState:
-    """A node pool, or on Autopilot the nodes of one kind.
+    """A node pool; on Autopilot, all nodes of one kind.
 
     Attributes:
-        name: its name.
+        name: the name of the pool.
         accelerator: the name for `accelerator=`, or the machine type.
-        capacity: how its machines are got.
-        nodes: how many exist now.
-        most: how many the autoscaler may make; None on Autopilot.
-        status: GKE's word for its state.
-        own: true if `up` or `pool add` made it.
-        usd_per_hour: what its nodes cost now; None if unknown.
+        capacity: how the machines are obtained.
+        nodes: the number of nodes that exist now.
+        most: the largest number of nodes that the autoscaler may create; None on Autopilot.
+        status: GKE's word for the state.
+        own: true if `up` or `pool add` made the pool.
+        usd_per_hour: the present cost of the nodes in US dollars per hour; None if unknown.
     """
 
     name: str
@@ -43,7 +43,7 @@ class PoolState:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row of a table."""
+        """The cells of the pool's row in a table."""
         nodes = f"{self.nodes}" if self.most is None else f"{self.nodes} of {self.most}"
         price = "?" if self.usd_per_hour is None else in_usd(self.usd_per_hour)
         return self.name, self.accelerator, self.capacity, nodes, self.status, price
@@ -63,7 +63,7 @@ class ClusterState:
 
     @property
     def usd_per_hour(self) -> float:
-        """The cost now, without nodes whose price is unknown."""
+        """The present cost in US dollars per hour, without nodes whose price is unknown."""
         return round(CONTROL_PLANE + sum(pool.usd_per_hour or 0.0 for pool in self.pools), 5)
 
     def to_json(self) -> Document:
@@ -82,7 +82,7 @@ class ClusterState:
         }
 
     def list_facts(self) -> list[tuple[str, str]]:
-        """Return pairs of a title and a text."""
+        """Return what to print about the cluster, as pairs of a title and a text."""
         wanted, cluster = self.wanted, self.cluster
         queues = (f"{q['name']}: {q['admitted']} run, {q['pending']} wait" for q in self.queues)
         quotas = (f"{q['name']}: {q['used']} of {q['limit']:g}" for q in self.quotas)
@@ -101,7 +101,7 @@ class ClusterState:
 def read_state(
     wanted: Wanted, doors: Doors, cluster: Document, own: Mapping[str, float]
 ) -> ClusterState:
-    """Ask for the state of a cluster; `own` are the user's prices."""
+    """Read the state of a cluster; `own` has the user's prices."""
     with open_control_plane(wanted, cluster, doors) as plane:
         nodes = plane.list_nodes()
         queues = [

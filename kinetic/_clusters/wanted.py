@@ -1,7 +1,7 @@
-"""The cluster that the user wants, from the options of a command.
+"""The cluster that the user wants, according to the options of a command.
 
-In: options. Out: a `Wanted`, or an error that says which option cannot be. Pure: no account is
-asked, so that mistakes are reported before any login.
+In: options. Out: a `Wanted`, or an error that names the option to change. Pure: no service is
+called, so that mistakes are reported before any login.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError, UsageError
 
 LABEL = "kinetic-cluster"
-"""The label of every object that `up` makes. Its value is the cluster's name."""
+"""The label of everything that `up` makes. Its value is the cluster's name."""
 ACCOUNT = "kinetic"
 """The service account of pods."""
 QUEUE = "kinetic"
@@ -39,7 +39,7 @@ class Mode(StrEnum):
 
 
 class Capacity(StrEnum):
-    """The ways to get machines."""
+    """The ways to obtain machines."""
 
     ON_DEMAND = "on demand"
     SPOT = "spot"
@@ -53,10 +53,10 @@ class Pool:
     """A node pool of a Standard cluster: one TPU slice of several hosts, or machines of one kind.
 
     Attributes:
-        name: its name.
+        name: the name of the pool.
         topology: the slice, or the machine.
-        least, most: how many nodes the autoscaler may leave and make.
-        capacity: how its machines are got.
+        least, most: the smallest and the largest number of nodes for the autoscaler.
+        capacity: how the machines are obtained.
         reservation: the name of the reservation, or "".
         networks: true for several network devices (DRANET).
     """
@@ -78,8 +78,8 @@ class Wanted:
         name, project: the cluster's name and its project.
         location: a zone, or for Autopilot a region.
         mode: the kind of cluster.
-        slices: the slices that jobs shall have, for the queue and for prices.
-        pools: the node pools to make.
+        slices: the slices that jobs can use, for the queue's quota and for prices.
+        pools: the node pools to create.
         namespace: the namespace of jobs.
         bucket: the name of the store's bucket.
         manifests: the names of released manifests to apply, in their order.
@@ -103,7 +103,7 @@ class Wanted:
 
     @property
     def region(self) -> str:
-        """The region of the cluster and its bucket."""
+        """The region of the cluster and of its bucket."""
         return zones.region_of(self.location)
 
     @property
@@ -125,7 +125,11 @@ class Wanted:
 
 
 def check_name(name: str) -> str:
-    """Return a cluster's name if GKE accepts it."""
+    """Check that GKE accepts this name for a cluster, and return it.
+
+    Raises:
+        UsageError: the name is not valid.
+    """
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"GKE does not accept the name {name!r}: up to 40 lower-case letters, digits and '-', "
@@ -135,7 +139,11 @@ def check_name(name: str) -> str:
 
 
 def check_project(project: str) -> str:
-    """Return a project's id if Google accepts it."""
+    """Check that this may be the id of a Google Cloud project, and return it.
+
+    Raises:
+        UsageError: the id is not valid.
+    """
     if not _PROJECT.fullmatch(project):
         raise UsageError(
             f"{project!r} is not the id of a project: lower-case letters, digits and '-'. `gcloud "
@@ -156,7 +164,8 @@ def name_bucket(project: str, cluster: str) -> str:
 
 
 def choose_location(location: str, slices: Sequence[Topology], *, standard: bool) -> str:
-    """Return the cluster's location: the given one, or the first zone with the accelerators.
+    """Return the location for a cluster: `location` if it is given, or else the first zone with the
+    accelerators.
 
     Args:
         location: a zone or region, or "".
@@ -198,13 +207,13 @@ def choose_location(location: str, slices: Sequence[Topology], *, standard: bool
 
 
 def plan_pools(options: Mapping[str, Any]) -> tuple[tuple[Topology, ...], tuple[Pool, ...]]:
-    """Return the slices that the options of a command name, and the node pools that a Standard
-    cluster needs for them.
+    """Return the slices that the options name, and the node pools that a Standard cluster needs for
+    them.
 
     Raises:
         UnknownAccelerator: there is no such accelerator.
-        UsageError: the options exclude each other, name an accelerator twice, or the least number
-            of nodes does not fit.
+        UsageError: two options exclude each other, an accelerator is named twice, or the least
+            number of nodes does not fit the slice.
     """
     slices: list[Topology] = []
     pools: list[Pool] = []
@@ -234,8 +243,8 @@ def _choose_capacity(topology: Topology, options: Mapping[str, Any]) -> Capacity
 def _make_pools(
     topology: Topology, capacity: Capacity, options: Mapping[str, Any]
 ) -> tuple[Pool, ...]:
-    """Return one node pool for each TPU slice of several hosts, which GKE starts and stops as a
-    whole; otherwise one for all machines."""
+    """Return the node pools for an accelerator. Each TPU slice of several hosts gets a pool of its
+    own, which GKE starts and stops as a whole; all other machines share one pool."""
     count, least = options["slices"], options["min_nodes"]
     stem = topology.name.removesuffix(":spot")
     if capacity not in (Capacity.ON_DEMAND, Capacity.RESERVATION):

@@ -1,4 +1,5 @@
-"""The zones that have TPUs, so that a zone without them is refused before anything is asked."""
+"""The zones that have TPUs. With this table, a zone without them is refused before any service is
+called."""
 
 from __future__ import annotations
 
@@ -17,20 +18,20 @@ TPU_ZONES: dict[str, tuple[str, ...]] = {
     "tpu7x": ("us-central1-c",),
 }
 USUAL = "us-central1-a"
-"""The zone for what every zone has."""
+"""The zone for accelerators that every zone has."""
 
 
 def region_of(location: str) -> str:
-    """Return the region of a zone; a region itself unchanged."""
+    """Return the region of a zone. A region is returned unchanged."""
     return "-".join(location.split("-")[:2])
 
 
 def zones_of(family: str) -> tuple[str, ...]:
-    """Return the zones that have a family of TPUs; () if the table does not know."""
+    """Return the zones that have a family of TPUs; () if the table does not contain the family."""
     return TPU_ZONES.get(family, ())
 
 
 def fits_location(location: str, wanted: str) -> bool:
-    """True if a cluster's location is the wanted zone or region, or the region of the zone, where
-    Autopilot puts it, or a zone of the region; any fits ""."""
+    """True if a cluster at `location` is where the user wants it. `wanted` may be the location
+    itself, its region, a zone in it, or "" for any location."""
     return wanted in ("", location, region_of(location)) or region_of(wanted) == location
