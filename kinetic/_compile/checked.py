@@ -34,12 +34,12 @@ def name_files(number: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Skipped(Record, called="The count of programs"):
-    """Numbers of programs that a run has not saved; there may be more.
+    """Numbers of programs that a run has not saved; the real numbers may be larger.
 
     Attributes:
         tree: Folder of the source on the host.
-        small: Programs of a single operation.
-        beyond: Programs that were not saved because of a limit on their number.
+        small: Number of programs that are a single operation.
+        beyond: Number of programs that were not saved because of a limit on the number of programs.
     """
 
     tree: str = ""
@@ -54,8 +54,8 @@ class CheckReport(Record, called="The report of the check"):
     Attributes:
         accelerator: The slice.
         reports: Reports of programs, largest program first.
-        small: At least this number of programs were a single operation, and were not checked.
-        left_out: At least this number of programs were left out because of the limit.
+        small: Least number of programs not checked because they are a single operation.
+        left_out: Least number of programs left out because of the limit.
     """
 
     accelerator: str
@@ -69,8 +69,8 @@ class CheckReport(Record, called="The report of the check"):
         return all(report.fits for report in self.reports)
 
     def text(self, width: int | None = None) -> str:
-        """Return the check as text: the full reports of the caller's largest program and of those
-        that do not fit, and one line for each other program."""
+        """Return the check as text: full reports of the largest program and of those that do not
+        fit, and one line for each other program."""
         own = (n for n, report in enumerate(self.reports) if not hlo.is_library(report.source))
         first = next(own, 0)
         texts = [
@@ -116,7 +116,7 @@ class ProgramCheck:
     def __init__(
         self, folder: Path, target: CompileTarget, compilers: Compilers, *, client_root: str = ""
     ) -> None:
-        """Set up the check; `client_root` is the source's folder on this machine, for source
+        """Set up the check. `client_root` is the folder of the source on this machine, for source
         lines."""
         self._target = target
         self._compilers = compilers
@@ -147,7 +147,7 @@ class ProgramCheck:
             yield self._note(open_[at], report)
 
     def _note(self, number: int, report: CompileReport) -> CompileReport:
-        """Store a report, with its files renamed to the caller's."""
+        """Store a report. Paths of the source on the host are replaced by those on this machine."""
         if self._skipped.tree and self._client_root:
             report = _rename_files(report, self._skipped.tree, self._client_root)
         self._reports[number] = report

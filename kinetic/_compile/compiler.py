@@ -143,8 +143,8 @@ def _read_dump(folder: Path, pattern: str) -> hlo.Module:
 
 
 def _report_error(message: str, about: dict[str, Any], folder: Path) -> CompileReport:
-    """Return the report on a failed compile. If the program is too large, it has the memory that is
-    lacking; else the compiler's message."""
+    """Return the report on a failed compile. If the program is too large, the report has the
+    lacking memory; otherwise the compiler's message."""
     try:
         lowered = _read_dump(folder, _LOWERED)
     except (OSError, StopIteration):
@@ -163,8 +163,8 @@ def _report_error(message: str, about: dict[str, Any], folder: Path) -> CompileR
 
 
 def _lay_out(program: LoweredProgram, devices: list[Any]) -> DeviceLayout:
-    """Return the mesh as the compiled program has it: libtpu compiles for one slice, so the
-    program's partitions are the devices of the first slice."""
+    """Return the mesh of the compiled program. libtpu compiles for one slice, so the partitions of
+    the program are the devices of the first slice."""
     slices = [topologies.find_slice(device) for device in devices]
     own = [at for at, index in enumerate(slices) if index == slices[0]]
     return DeviceLayout(

@@ -24,7 +24,8 @@ _FREE = frozenset(
         *("send", "send-done", "recv", "recv-done", "async-start", "async-update"),
     )
 )
-"""Instructions that read and write no memory; the computations that they call may do so."""
+"""Instructions that themselves read and write no memory. The computations that they call may do
+so."""
 _MOVES = _FREE | {"copy"}
 """Instructions that make no new array."""
 _COLLECTIVES = (
@@ -35,14 +36,14 @@ _TAKE_PARTS = ("dynamic-slice", "slice", "gather")
 _PUT_PARTS = ("dynamic-update-slice", "scatter")
 _LEAST_BUFFER = 1 << 20
 _MOST_POSITIONS = 1 << 22
-"""Number of window positions up to which they are counted one by one; above, they are estimated."""
+"""Most window positions that are counted one by one; larger numbers are estimated."""
 Cost = Callable[[str, Instruction], float]
 """Cost of one run of an instruction in the named computation."""
 
 
 def count_runs(module: Module, cost: Cost) -> dict[str, float]:
-    """Return at least how often each computation runs, fusions included. A loop of unknown length
-    counts once. Of the branches of a conditional, only the cheapest counts."""
+    """Return a lower bound of how often each computation runs, fusions included. A loop of unknown
+    length counts once. Of the branches of a conditional, only the cheapest counts."""
     runs_of: dict[str, dict[str, float]] = {}
 
     def count(name: str) -> dict[str, float]:
@@ -87,7 +88,7 @@ def _list_calls(
 
 
 def _list_branches(conditional: Instruction) -> list[str]:
-    """Return the computations that a conditional chooses from, each once."""
+    """Return the computations from which a conditional chooses, without duplicates."""
     listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
     two = ("true_computation", "false_computation")
     names = listed[1].split(",") if listed else map(conditional.attribute, two)
@@ -95,8 +96,8 @@ def _list_branches(conditional: Instruction) -> list[str]:
 
 
 def _count_trips(module: Module, where: Computation, loop: Instruction) -> float:
-    """Return the number of runs of a loop's body, from its counter's start, step and limit; 1 if
-    one of these is not a constant."""
+    """Return the number of runs of a loop's body, computed from the start, step and limit of its
+    counter; 1 if one of these is no constant."""
     known_count = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest)
     if known_count:
         return float(known_count[1])
@@ -141,7 +142,7 @@ def _find_element(where: Computation, state: Instruction | None, index: str) -> 
 
 
 def _skip_copies(where: Computation, name: str) -> Instruction | None:
-    """Follow copies and bitcasts back to the instruction whose result they pass on."""
+    """Return the instruction whose result is passed on, through copies and bitcasts, as `name`."""
     instruction = where.get(name)
     while (
         instruction is not None
@@ -211,8 +212,8 @@ def _count_window_flops(instruction: Instruction, lhs: Array, rhs: Array, result
 
 
 class _Window:
-    """One dimension of a convolution's window. XLA also writes the batch of a batched
-    multiplication as such a dimension, with gaps as wide as the window, which multiply nothing."""
+    """One dimension of a convolution's window. XLA also writes the batch dimension of a batched
+    multiplication in this way, with gaps as wide as the window, which multiply nothing."""
 
     def __init__(self, attributes: str, number: int) -> None:
         window = re.search(r"window=\{([^}]*)\}", attributes)
@@ -306,8 +307,8 @@ def _count_read_bytes(where: Computation, name: str, inner: Computation, number:
 
 
 def _list_wholes(instruction: Instruction) -> Sequence[str]:
-    """Return the operands of which the instruction reads or writes only a part. A scatter has first
-    these operands, then indices, then an update for each operand."""
+    """Return the operands of which the instruction reads or writes only a part. The operands of a
+    scatter are these, then indices, then an update for each of these."""
     if instruction.opcode == "scatter":
         return instruction.operands[: len(instruction.operands) // 2]
     return instruction.operands[:1] if instruction.opcode in _TAKE_PARTS + _PUT_PARTS else ()
@@ -335,8 +336,8 @@ def _count_written_bytes(where: Computation, instruction: Instruction, inner: Co
 
 
 def _count_put_bytes(where: Computation, instruction: Instruction) -> float:
-    """Return the bytes that an instruction writes into parts of arrays; for each array, at most its
-    size."""
+    """Return the bytes that an instruction writes into parts of arrays. For each array, count at
+    most the array's size."""
     names = _list_wholes(instruction)
     wholes = [_find_array(where, name) for name in names]
     parts = [_find_array(where, name) for name in instruction.operands[-len(names) :]]
@@ -452,15 +453,15 @@ def _describe_transfer_between(
 
 
 def _share_sent(kind: str, members: int) -> float:
-    """Return the least part of an array, from 0 to 2, that each member must send."""
+    """Return the smallest amount that each member must send, as a multiple of the array's size."""
     if kind.startswith("collective") or kind == "send":
         return 1.0
     return (members - 1) / members * (2 if kind == "all-reduce" else 1)
 
 
 def _measure_sizes(where: Computation, instruction: Instruction) -> Sequence[int]:
-    """Return the bytes of the operands, and those of the results. The larger number is the size of
-    the whole array: a gather has it as result, a scatter as operand."""
+    """Return the bytes of the operands, and those of the results. The whole array has the larger of
+    the two sizes: a gather has it as result, a scatter as operand."""
     operands = [_find_array(where, name) for name in instruction.operands]
     return (
         sum(array.data_bytes for array in operands if array is not None),

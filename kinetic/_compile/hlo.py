@@ -94,7 +94,7 @@ class Instruction(NamedTuple):
     is_root: bool = False
 
     def attribute(self, name: str) -> str:
-        """Return the computation or word that is the value of an attribute; "" without the
+        """Return the computation or word that is an attribute's value; "" if there is no such
         attribute."""
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return match[1] if match else ""
@@ -155,8 +155,8 @@ class Module(NamedTuple):
 
 
 def choose_frame(frames: Iterable[tuple[str, str]]) -> str:
-    """Return the text of the innermost frame outside of libraries, or else of the innermost frame;
-    "" without frames.
+    """Return the text of the innermost frame outside of libraries. If all are in libraries, return
+    that of the innermost frame; "" without frames.
 
     Args:
         frames: File and text of each frame, innermost first.

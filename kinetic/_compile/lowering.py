@@ -36,7 +36,7 @@ _MAP = (
     "simulated slice (compile_check)."
 )
 _ENTRANCE = "_pjit_lower"
-"""JAX's private function that lowers every program of a process, whatever wraps the function."""
+"""JAX's private function that lowers every program of a process, however the program is wrapped."""
 _OURS = "_is_of_kinetic"
 _Replacement = Callable[..., Any]
 _install_lock = threading.Lock()
@@ -123,8 +123,8 @@ def _check_sizes(name: str, leaves: Sequence[Any]) -> None:
 
 def _wrap_arrays(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """Return a jitted function that takes only the arrays, their shapes, and {} as keywords. All
-    other arguments become constants; Equinox's own `lower` would make shapes of them. The function
-    donates the arguments that a jitted function inside it donates."""
+    other arguments become constants, whereas Equinox's own `lower` would make them shapes. The
+    function donates the arguments that a jitted function inside it donates."""
     import jax
 
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -222,7 +222,8 @@ def _describe_shape(leaf: Any) -> Any:
 
 @contextlib.contextmanager
 def _lower_for_tpus(names: Sequence[tuple[str, Any]]) -> Iterator[list[Any]]:
-    """Lower everything in the block for TPUs, and yield the list of lowered computations.
+    """Lower everything in the block for TPUs, and yield the list to which the lowered computations
+    are added.
 
     Args:
         names: Names and shapes of the arguments; may be empty.
@@ -270,8 +271,8 @@ def emulate_chip(family: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def override_entrance(replacement: Callable[..., Any]) -> Iterator[None]:
-    """Have JAX call this function for each program that this thread lowers within the block. Its
-    first argument is JAX's own function."""
+    """Within the block, JAX calls `replacement` for each program that this thread lowers. The first
+    argument of `replacement` is JAX's own function."""
     _install_entrance()
     token = _replacement_in_context.set(replacement)
     try:
@@ -281,8 +282,8 @@ def override_entrance(replacement: Callable[..., Any]) -> Iterator[None]:
 
 
 def replace_entrance(replacement: Callable[..., Any]) -> None:
-    """Have JAX call this function for each program that this process lowers from now on. Its first
-    argument is JAX's own function, or one that calls the earlier replacement."""
+    """From now on, JAX calls `replacement` for each program that this process lowers. Its first
+    argument is JAX's own function, or a function that calls the earlier replacement."""
     global _replacement_for_process
     if (earlier := _replacement_for_process) is not None:
         newest = replacement
@@ -295,8 +296,8 @@ def replace_entrance(replacement: Callable[..., Any]) -> None:
 
 
 def _install_entrance() -> None:
-    """Replace JAX's function by one that calls the current replacement, if any. Never restore JAX's
-    function: that could undo a later change by another thread."""
+    """Replace JAX's function by one that calls the current replacement, if any. JAX's own function
+    is never put back, since that could undo a later change by another thread."""
     from jax._src import pjit
 
     with _install_lock:
@@ -389,8 +390,8 @@ def _read_efforts() -> dict[str, Any]:
 
 
 def _digest(module: Any) -> str:
-    """Return the SHA-256 of a module without source lines: an edit that only moves lines does not
-    cause another compile."""
+    """Return the SHA-256 of a module without its source lines, so that an edit which only moves
+    lines causes no new compile."""
     return hashlib.sha256(module.operation.get_asm(enable_debug_info=False).encode()).hexdigest()
 
 
@@ -418,9 +419,9 @@ def measure_size(aval: Any) -> int:
 
 
 def find_origin(closed: Any) -> tuple[str, str]:
-    """Return the name of a program's function, and its "file:line" or "". If the function is JAX's
-    own, as for `jax.pmap` or a kernel outside of `jax.jit`, return those of the first inner
-    function that is not a library's."""
+    """Return the name of a program's function, and its "file:line" or "". For a function of JAX, as
+    with `jax.pmap` or a kernel outside of `jax.jit`, return those of the first inner function that
+    is in no library."""
     own = (_read_origin(inner) for inner in _walk_programs(closed.jaxpr))
     origin = next((inner for inner in own if not hlo.is_library(inner[1])), None)
     return origin or _read_origin(closed.jaxpr)

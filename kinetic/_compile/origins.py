@@ -23,7 +23,7 @@ _CALL = re.compile(r"callsite\(#(loc\d*) at #(loc\d*)\)")
 _DEEPEST = 100
 _JAX_FOLDER = "/jax/_src/"
 _PMAP_NAME = "_fun"
-"""Name that `jax.pmap` gives every function."""
+"""The name that `jax.pmap` gives to every function."""
 
 Frame = tuple[str, str, str]
 """A file, a line in it, and a function."""
@@ -77,7 +77,8 @@ def _read_frames(table: Mapping[str, str], name: str, depth: int = 0) -> Iterato
 def rename_origins(
     report: CompileReport, before: Sequence[str], now: Sequence[str]
 ) -> CompileReport:
-    """Return a report with the current source lines instead of those when it was compiled."""
+    """Return a report with the present source lines, `now`, in place of those at the time of
+    compiling, `before`."""
     moved = dict(zip(before, now, strict=False))
     buffers = tuple(
         replace(buffer, source=moved.get(buffer.source, buffer.source)) for buffer in report.buffers
@@ -128,9 +129,9 @@ def is_from_jax(source: str) -> bool:
 
 
 def find_own(name: str, origins: Sequence[str]) -> tuple[str, str] | None:
-    """Return the function of this name that operations come from, and its first line. Under
-    `jax.pmap`, whose functions have no names, return the function that most operations come
-    from."""
+    """Return the function of this name from which operations come, and its first line; None if
+    there is none. Under `jax.pmap`, whose functions have no names, return the function that most
+    operations come from."""
     parts = [origin.removesuffix(")").rpartition(" (") for origin in origins]
     own = [(function.rpartition(".")[2], line) for line, _, function in parts
            if not hlo.is_library(line)]  # fmt: skip

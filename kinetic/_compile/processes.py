@@ -41,11 +41,11 @@ from kinetic.errors import CorruptRecord, StoreError
 from kinetic.version import __version__
 
 TIMEOUT_S = 600.0
-"""Limit of one compile in seconds, more than any known program needs."""
+"""Time limit for compiling one program, in seconds: more than any known program needs."""
 _BYTES_EACH = 3 << 30
-"""Measured memory, in bytes, of the compiler of a large program."""
+"""Memory in bytes that the compiler of a large program takes, as measured."""
 _ANALYSIS_VERSION = 2
-"""Version of the analysis of compiled programs. A new one invalidates cached reports."""
+"""Version of the analysis of compiled programs. Increase it to invalidate all cached reports."""
 _LAST_WORDS = 1500
 _NOISE = re.compile(r"I\d{4} |PC: @|\s+@ +0x|https://symbolize|[0-9a-f,]{80}")
 _FOLDER = "kinetic-compile-"
@@ -59,10 +59,10 @@ _START = (
 
 
 class Compiling(NamedTuple):
-    """Progress of the compilers.
+    """What the compilers are doing.
 
     Attributes:
-        names: Programs that are being compiled.
+        names: Names of the programs that are being compiled.
         remaining: Number of programs that wait for their turn.
         elapsed_s: Seconds since the first of the running compilers started.
     """

@@ -17,8 +17,8 @@ EFFORTS = frozenset(
         *("optimization_level", "memory_fitting_level"),
     )
 )
-"""Compiler options that JAX has as settings with the prefix `jax_`. Since JAX 0.12, it has only the
-options for levels."""
+"""Compiler options that JAX has as settings, with the prefix `jax_`. JAX 0.12 and later have only
+the options for levels."""
 
 
 @dataclass(frozen=True)

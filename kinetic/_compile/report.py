@@ -15,10 +15,10 @@ from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
 
 _PADDING_WORTH = 0.1
-"""Smallest share of padding in an array's memory that the report mentions."""
+"""The report mentions padding if it takes at least this share of an array's memory."""
 _ROWS = 6
 _LINES = 8
-"""Lines of the compiler's message to show."""
+"""Most lines of the compiler's message to show."""
 
 
 class CompileVerdict(StrEnum):
@@ -36,11 +36,11 @@ class MemoryUse:
 
     Attributes:
         arguments: The program's arguments.
-        outputs: Its results.
+        outputs: The program's results.
         aliased: Part of the outputs that reuses the memory of donated arguments.
-        temporaries: Memory that it needs while it runs.
+        temporaries: Memory that the program needs only while it runs.
         code: The program itself.
-        host: Arrays in the host's memory, not part of the others.
+        host: Arrays in the host's memory, which are in no other field.
         needed: Total according to the compiler, if the program is too large; 0 if not known.
         available: Memory that the compiler may use, if the program is too large; 0 if not known.
     """
@@ -69,8 +69,8 @@ class Buffer:
         array: Type and shape on one device.
         bytes: Size with padding to the chip's tiles.
         data_bytes: Size without padding.
-        what: Name of the argument or operation that the array comes from.
-        source: Line that made it; "" if unknown.
+        what: Name of the argument or operation from which the array comes.
+        source: Source line of the operation; "" if unknown.
     """
 
     array: str
@@ -166,8 +166,8 @@ class CompileReport(Record, called="The report of the compiler"):
 
     @property
     def times_s(self) -> dict[str, float]:
-        """Least time, in seconds, that a run needs on each part of the chip, by the part's name,
-        such as "memory"."""
+        """Lower bound of the time, in seconds, that a run needs on each part of the chip, by the
+        part's name, such as "memory"."""
         chip = self.chip
         sent = {
             crossing: sum(c.wire_bytes for c in self.collectives if c.between_slices is crossing)
@@ -184,19 +184,20 @@ class CompileReport(Record, called="The report of the compiler"):
 
     @property
     def step_s(self) -> float:
-        """Least time of a run, in seconds, if all parts of the chip work at once, at their peak
-        rates. For matrix units that is the rate of bfloat16; int8 may be faster."""
+        """Lower bound of the time of a run, in seconds: as if all parts of the chip worked at once,
+        at their peak rates. For matrix units that is the rate of bfloat16; int8 may be faster."""
         return max(self.times_s.values())
 
     @property
     def bound(self) -> str:
-        """Part of the chip that needs the longest time, such as "memory"."""
+        """The part of the chip that needs the longest time, such as "memory"."""
         times = self.times_s
         return max(times, key=lambda part: times[part])
 
     @property
     def usd_per_1000_runs(self) -> float | None:
-        """Price of 1,000 runs on all slices, at the lower bound of time; None if unknown."""
+        """Estimated price of 1,000 runs on all slices in US dollars, from the lower bound of the
+        run time; None if unknown."""
         return None if self.usd_per_hour is None else self.step_s / 3.6 * self.usd_per_hour
 
     @property
@@ -279,7 +280,8 @@ def summarize(report: CompileReport) -> str:
 
 
 def _has_costs(report: CompileReport) -> bool:
-    """True if the report has the costs of a run. They need a dump of the compiled program."""
+    """True if the report has the costs of a run, which are computed from a dump of the compiled
+    program."""
     return report.fits and not report.detail
 
 
@@ -298,8 +300,8 @@ def _draw_title(report: CompileReport) -> str:
 
 
 def _draw_detail(report: CompileReport) -> Iterator[str]:
-    """Yield the lines of the compiler's message. Of a long one, yield only the first paragraph: the
-    report itself lists the arrays that follow there."""
+    """Yield the lines of the compiler's message. Of a long message, yield only the first paragraph:
+    the report itself lists the arrays that follow."""
     lines = report.detail.strip().splitlines()
     excerpt = lines
     if report.verdict is not CompileVerdict.NOT_COMPILED and len(lines) > _LINES:

@@ -18,7 +18,8 @@ _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 
 @dataclass(frozen=True)
 class DeviceLayout:
-    """The mesh of a program as the compiled program has it. That is compiled for one slice.
+    """The mesh of a program in its compiled form, for which the program is compiled for one slice
+    only.
 
     Attributes:
         axes: (name, size), in order; none for a program of one device.
@@ -101,7 +102,7 @@ def _read_iota_group(
 
 
 def _read_named_group(mesh: str, chosen: str) -> tuple[int, ...]:
-    """Return the partitions that share a group with partition 0, along the chosen axes of a mesh.
+    """Return the partitions in the group of partition 0, along the axes `chosen` of a mesh.
     Example: mesh `'a'=4,'b'=2`, chosen `'b'`."""
     sizes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)]
     parts = dict(re.findall(r"'([^']+)'(?::\((\d+\)\d+))?", chosen))

@@ -26,7 +26,7 @@ MOST_SIZES = 12
 FIT_WITHIN = "1h"
 """Default time limit of `find_fit`: a family has up to 20 sizes, and a compile takes minutes."""
 _CHIPS = ("/dev/accel0", "/dev/vfio/0")
-"""Device files of TPU chips: on a machine with TPUs, JAX finds one of these."""
+"""Device files of TPU chips. On a machine with TPUs, JAX finds at least one of these."""
 Built = tuple[Any, ...]
 """A function, and the arguments to compile it with."""
 
@@ -227,7 +227,8 @@ def _describe_skip(build: Callable[[], Built], target: CompileTarget, why: str) 
 
 
 def _find_sizes(target: CompileTarget) -> list[CompileTarget]:
-    """Return the slices of a family to try, smallest first, one for each number of chips."""
+    """Return the sizes of slices of this family to try, smallest first, with one slice for each
+    number of chips."""
     family = next(family_row for family_row in TPUS if family_row.name == target.topology.family)
     rows = [row for row in catalog.catalog_rows() if row.family == family.name]
     if not rows:

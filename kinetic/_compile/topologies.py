@@ -24,8 +24,9 @@ from kinetic.errors import PreflightError, UsageError
 _LIBTPU_NAMES = {"v5litepod": "v5e"}
 """libtpu's names of families, where they differ from kinetic's."""
 _CHIP_CONFIGS = {"v4": "megacore"}
-"""Names of chip configurations for libtpu, where its default differs from real machines. The two
-cores of a v4 are one device there. (v5p is right by default; v3 and tpu7x have two devices.)"""
+"""Names of chip configurations, for families whose default in libtpu differs from real machines.
+The two cores of a v4 are one device there. (v5p is right by default; v3 and tpu7x have two
+devices.)"""
 _HOST_LAYOUTS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 """Layout of the chips of a host, by the number of its chips."""
 _QUIET_VARIABLES = {
@@ -42,7 +43,7 @@ WITHOUT_LIBTPU = (
     f"for Linux on x86-64 only; elsewhere, do it in a container: {CONTAINER}"
 )
 OLDEST_JAXLIB = (0, 10)
-"""Oldest jaxlib for the compiler. The programs may come from older versions of JAX."""
+"""Oldest jaxlib that can compile. The programs may come from older versions of JAX."""
 _PLUGIN = "tpu"
 
 
@@ -176,8 +177,8 @@ def _describe(
 
 
 def _load(library: str) -> None:
-    """Load libtpu into this process as JAX does, unless it is loaded. A process can load only
-    one."""
+    """Load libtpu into this process as JAX does, unless it is loaded. A process can load only one
+    libtpu."""
     from jaxlib import (  # type: ignore[attr-defined]
         _profiler,
         xla_client,
@@ -191,7 +192,8 @@ def _load(library: str) -> None:
 
 
 def find_slice(device: Any) -> int:
-    """Return the index of a device's slice; 0 for devices of a single slice, which lack it."""
+    """Return the index of a device's slice; 0 for the devices of a single slice, which have no
+    index."""
     return int(getattr(device, "slice_index", 0))
 
 
@@ -212,8 +214,8 @@ def hide_machine() -> Iterator[None]:
 
 
 def find_positions(target: CompileTarget | None, devices: Sequence[Any]) -> tuple[int, ...]:
-    """Return the positions of devices in the slices, from 0. The devices may be simulated ones,
-    which have the same order as real ones."""
+    """Return the position of each device among those of the slices, from 0. The devices may be
+    simulated: they have the same order as real ones."""
     real = () if target is None else describe(target)
     if devices[0] not in real:
         real = tuple(sorted(devices[0].client.devices(), key=lambda d: (d.process_index, d.id)))

@@ -1,6 +1,6 @@
 """Batches and the states of their inputs.
 
-An input has the state of its latest job.
+If an input has several jobs, its state is that of the latest one.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class BatchGrid(NamedTuple):
     """One batch.
 
     Attributes:
-        group_id: its id.
-        name: its display name.
-        created_at: when its first job was created, in seconds since the epoch; 0.0 if it has none.
-        cells: its inputs.
+        group_id: the batch's id.
+        name: the batch's display name.
+        created_at: when the first job was created, in seconds since the epoch; 0.0 without jobs.
+        cells: the inputs.
         stopped: reason why the batch was stopped early; "" if it was not.
-        cost: the cost of its jobs, formatted; "" if unknown.
+        cost: the cost of all jobs, formatted; "" if unknown.
     """
 
     group_id: str
@@ -52,12 +52,12 @@ class BatchGrid(NamedTuple):
     cost: str = ""
 
     def counts(self) -> dict[str, int]:
-        """Return the number of inputs in each state, most frequent first."""
+        """Return the number of inputs in each state, the most frequent state first."""
         return dict(Counter(cell.state for cell in self.cells).most_common())
 
 
 def list_batches(store: Store, jobs: JobList) -> list[BatchGrid]:
-    """Return the newest batches that have jobs. Only inputs with jobs are counted."""
+    """Return the newest batches that have jobs. Inputs without a job are left out."""
     by_group: dict[str, list[JobRow]] = {}
     for row in jobs.rows:
         if row.ref.group_id:
@@ -115,8 +115,8 @@ def _name_of(store: Store, group_id: str) -> str:
 
 
 def _cells(rows: Iterable[JobRow]) -> tuple[BatchCell, ...]:
-    """Return the inputs that have jobs. Rows are sorted newest first, so an input's first row is
-    its latest job."""
+    """Return the inputs that have jobs. Rows are sorted newest first, so the first row of an input
+    is the input's latest job."""
     cells: dict[int, BatchCell] = {}
     for row in rows:
         index = row.ref.group_index or 0

@@ -27,10 +27,9 @@ LOCAL_S, REMOTE_S = 0.5, 2.0
 """Seconds between two reads: of a local folder, and of a remote store, where each read takes
 several network calls."""
 _FIRST_READ = 1000
-"""Maximum number of new jobs in one read, newest first."""
+"""Most new jobs that one read takes, newest first."""
 _GANGS = 25
-"""Maximum number of running jobs whose gangs are read at once; the next read continues with the
-others."""
+"""Most running jobs whose gangs one read takes; the next read continues with the other jobs."""
 _FEW = 20
 _UNREAD = JobStanding("", "")
 _ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING, UNKNOWN, "")
@@ -40,8 +39,8 @@ class JobRow(NamedTuple):
     """One job.
 
     Attributes:
-        ref: its reference.
-        standing: its state and reason; the state is "" until it is read.
+        ref: the job's reference.
+        standing: the job's state and reason; the state is "" until it has been read.
         attempt: the last attempt of a running job, once it has been read.
     """
 
@@ -88,7 +87,8 @@ class JobList(NamedTuple):
         return Counter(row.ref.place.session for row in self.rows)
 
     def select(self, state: str, words: str) -> list[JobRow]:
-        """Return jobs in `state` ("": any) that have all words in their names, batch or session."""
+        """Return the jobs in `state` ("" for any) that have all of the words in their names, batch
+        or session."""
         wanted = words.casefold().split()
         sessions = {job_id: f"{job_id} session {name}" for job_id, name in self.sessions().items()}
         rows = []
@@ -103,7 +103,7 @@ class JobList(NamedTuple):
 
 
 class BoardWatch:
-    """Reads all jobs for all pages; one read at a time."""
+    """Reads all jobs, for all open pages together. Only one thread reads at a time."""
 
     def __init__(self, access: JobAccess) -> None:
         self._access = access
@@ -116,7 +116,7 @@ class BoardWatch:
         self.every_s = LOCAL_S if is_near(access.store) else REMOTE_S
 
     def read(self, *, patience_s: float = 0.0) -> JobList:
-        """Return the list of jobs, which may be a moment old; never raises.
+        """Return the list of jobs, which may be some seconds old. Never raises an error.
 
         If another thread is still reading after `patience_s` seconds, return the previous list.
         """
@@ -148,7 +148,8 @@ class BoardWatch:
         self._next_at = time.monotonic() + pause_s
 
     def _list_jobs(self) -> None:
-        """Add rows for new jobs and drop those of removed jobs; keep the newest job first."""
+        """Add rows for new jobs and drop the rows of removed jobs. The rows stay sorted, newest job
+        first."""
         ids = set(index.list_ids(self._access.store))
         new = ids - self._rows.keys()
         if not new and len(ids) == len(self._rows):
@@ -158,7 +159,7 @@ class BoardWatch:
         else:
             refs = []
             for job_id in new:
-                with contextlib.suppress(KineticError):  # Removed since, or damaged.
+                with contextlib.suppress(KineticError):  # The job was removed, or is damaged.
                     refs.append(self._access.find(job_id))
         rows = [row for job_id, row in self._rows.items() if job_id in ids]
         rows += map(JobRow, refs)

@@ -23,7 +23,7 @@ _NAMES_ONLY = ("env", "topology")
 
 
 def describe_call(plan: Plan) -> dict[str, Any]:
-    """Return facts about the call, and the options that differ from their defaults."""
+    """Return facts about the call, and those options that differ from their defaults."""
     options = [
         (name, _format_value(value))
         for name, value in plan.options.to_json().items()

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 320, 96
 AT_ONCE = 8
-"""Maximum number of changed charts in one message: each is a few kilobytes, and a training that
-logs 64 metrics changes all of them with each step."""
+"""Most changed charts in one message. Each chart is a few kilobytes, and a training run that logs
+64 metrics changes all charts with each step."""
 _POINTS = 320
 _TAIL = 20
-"""Lines at the end of a log to search for a row with a step; other rows have only measurements of
-the host."""
+"""Number of lines at the end of a log in which to search for a row with a step. The other rows have
+only measurements of the host."""
 _SIZES = "_bytes"
 _NEARLY_INFINITE = 1e300
 """Sums and differences of larger values may be infinite."""
@@ -102,7 +102,7 @@ def _format_value(name: str, value: float) -> str:
 
 
 class ChartReader:
-    """Draws the charts of one host of a job while it logs."""
+    """Draws the charts of one host of a job, again and again while the job logs."""
 
     def __init__(self, store: Store, ref: JobRef, host: int) -> None:
         self._reader = MetricsReader(store, ref, hosts=(host,))
@@ -111,7 +111,8 @@ class ChartReader:
         self._has_pending = False
 
     def draw_changed(self) -> list[Chart]:
-        """Return all new charts; of the changed ones, the `AT_ONCE` that were drawn longest ago.
+        """Return all new charts. Of the changed charts, return the `AT_ONCE` that were drawn
+        longest ago.
 
         Raises:
             StoreError: the store does not answer.

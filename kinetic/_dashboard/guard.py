@@ -30,8 +30,8 @@ REFUSAL = (
 
 
 class Guard:
-    """Lets a request pass if it has the token, uses a name of this machine, and, if it changes
-    something, comes from a dashboard page.
+    """Passes on only requests that have the token and use a name of this machine. Requests that
+    change something must also come from a page of the dashboard.
 
     Args:
         app: receives the allowed requests, without the token in their paths.
@@ -73,8 +73,8 @@ class Guard:
 
 
 def is_allowed(method: str, headers: Mapping[str, list[str]]) -> bool:
-    """True if a request names this machine as its host and, if it changes something, comes from a
-    dashboard page.
+    """True if a request names this machine as its host. A request that changes something must also
+    come from a page of the dashboard.
 
     Checking `Host` stops DNS rebinding, where an attacker's name resolves to this machine.
     """

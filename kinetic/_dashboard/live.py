@@ -26,22 +26,22 @@ SHARE = 20
 """The pause after a poll is this many times the poll's processor time, so that a source uses at
 most a twentieth of a processor."""
 SILENT_S = 5.0
-"""Seconds without an answer after which a page shows a warning."""
+"""A page shows a warning if the store has not answered for this many seconds."""
 _RETRY_S = 1.0
 """Pause in seconds after a failed poll."""
 _NOTICE_S = 0.5
 """Longest time in seconds until a stream notices that its page was closed or the server ends."""
 _ALIVE_S = 15.0
-"""Seconds after which a stream without news sends a comment, to keep the connection open."""
+"""A stream without changes sends a comment after this many seconds, to keep the connection open."""
 
 
 class Source(NamedTuple):
     """A part of a page that changes.
 
     Attributes:
-        poll: returns the changes since the last poll, or None. A message may have a "trouble": the
-            reason why the page is out of date. Raises `NotFound` to end the stream, and another
-            `KineticError` if the source cannot be read now.
+        poll: returns the changes since the last poll, or None if there are none. A message may have
+            a "trouble": the reason why the page is out of date. Raises `NotFound` to end the
+            stream, and another `KineticError` if the source cannot be read now.
         every_s: the pause between polls; longer if a poll takes much processor time.
         close: called once, after the last poll.
     """
@@ -67,7 +67,7 @@ class _Poller:
         threading.Thread(target=self._run, name="kinetic-dashboard-poll", daemon=True).start()
 
     def take(self) -> Message:
-        """Return the changes that were polled since the last call, and forget them."""
+        """Return the changes that were polled since the last call of `take`."""
         message, self._message = self._message, {}
         self._is_taken.set()
         return message

@@ -24,7 +24,7 @@ TAIL_LINES = 1000
 MOST_LINES = 5000
 """Maximum number of lines on a page; its script has the same limit."""
 READ_BYTES = 4 << 20
-"""Approximate limit of one read; the next read continues."""
+"""Approximate number of bytes that one read takes; the next read continues."""
 SEARCH_BYTES = 256 << 20
 HITS = 500
 _BUFFER_CHARS = 4 * LINE_CHARS
@@ -41,7 +41,7 @@ class OutputLine(NamedTuple):
     Attributes:
         host: host that printed it.
         attempt: attempt in which it was printed.
-        time_ns: when its end arrived, in nanoseconds since the epoch; 0 if unknown.
+        time_ns: when the end of the line arrived, in nanoseconds since the epoch; 0 if unknown.
         is_error: True if it came from stderr.
         text: the line for display, with its colour sequences.
     """
@@ -68,8 +68,8 @@ class LineFolder:
         self._last: LogChunk | None = None
 
     def fold(self, chunk: LogChunk, newest: int | None = None) -> Iterator[OutputLine]:
-        """Yield the lines that end in a chunk; with `newest`, only that many of the last ones. Also
-        yield an unfinished line of an earlier attempt."""
+        """Yield the lines that end in this chunk; with `newest`, only the last `newest` lines. Also
+        yield the unfinished line of an earlier attempt."""
         before, self._last = self._last, chunk
         if before is not None and before.end.attempt != chunk.end.attempt and self._begun:
             yield self._end_line(before)
@@ -155,7 +155,7 @@ class SearchResult(NamedTuple):
 
     Attributes:
         lines: the first `HITS` matching lines.
-        is_cut: True if there may be more.
+        is_cut: True if there may be more matching lines.
         size_bytes: size of the output that was searched.
     """
 

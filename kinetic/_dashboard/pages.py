@@ -59,7 +59,7 @@ _CHECK_S = 0.25
 _COST_EVERY_S = 5.0
 """Seconds between updates of the cost of running jobs if nothing else changes."""
 _FIRST_WINDOW = 40
-"""Rows in the page itself; the script fetches further rows as they come into view."""
+"""Number of rows in the page itself. The script fetches further rows as they come into view."""
 _SCRIPT = "dashboard.js"
 _NOT_FOUND = 404
 _EVENTS = "text/event-stream"
@@ -277,7 +277,8 @@ class Pages:
         return pieces
 
     def _read_line(self, scene: JobScene, jobs: JobList) -> dict[str, Any]:
-        """Return a session's calls on the line of time, and when the session ends by itself."""
+        """Return a session's calls on the time line, and the time at which the session ends by
+        itself."""
         until = scene.standing.ended_at or self._access.now()
         calls = [row for row in jobs.rows if row.ref.place.session == scene.ref.job_id]
         line = draw_line(calls, scene.started_at or until, until)
@@ -359,7 +360,8 @@ class Pages:
     # -- actions -----------------------------------------------------------------------------------
 
     def act(self, act: Act) -> Callable[[Request], Awaitable[Response]]:
-        """Return the request handler of a button; `act` does its work, in a thread."""
+        """Return the request handler of a button. It calls `act`, which does the button's work, in
+        a thread."""
 
         async def answer(request: Request) -> Response:
             ref = await _in_thread(self._find, request)
@@ -466,8 +468,8 @@ async def _in_thread(call: Callable[..., T], *args: Any) -> T:
 
 
 def _base_of(request: Request) -> str:
-    """Return the relative path from this page to the first page: addresses in pages are relative to
-    the first page."""
+    """Return the relative path from this page to the first page, because all addresses in pages are
+    relative to the first page."""
     return "../" * request.url.path.strip("/").count("/") or "./"
 
 
@@ -476,7 +478,7 @@ def _filter_of(request: Request) -> tuple[str, str]:
 
 
 def _number(request: Request, name: str, default: int) -> int:
-    """Return a number in the address; the default if it is missing or malformed."""
+    """Return a number from the address; `default` if it is missing or malformed."""
     try:
         return max(int(request.query_params.get(name, default)), 0)
     except ValueError:

@@ -32,18 +32,20 @@ ACTIVITY_EVERY_S = 1.0
 _AWAY = "away"
 _LOST = "lost"
 _DETAILED_HOSTS = 64
-"""Maximum number of hosts drawn with details; in larger gangs each host is a square."""
+"""Gangs of at most this many hosts are drawn with details; in larger gangs each host is a
+square."""
 _MOST_CHIPS = 8
 LEAST = 8
-"""Least length of an attempt's bar in thousandths of the time line, to be visible."""
+"""Smallest length of an attempt's bar, in thousandths of the time line, so that it is visible."""
 
 
 class HostCell(NamedTuple):
     """One host.
 
     Attributes:
-        host: its index in the job.
-        member: its index in the attempt, which selects its output; None if not in the attempt.
+        host: the host's index in the job.
+        member: its index in the attempt, which selects its output; None if it is not in the
+            attempt.
         state: one word, which also selects its colour.
         facts: further facts, in reading order.
         last_line: the last line that it printed.
@@ -89,7 +91,7 @@ class AttemptBar(NamedTuple):
         begin, ready, end: offsets of its beginning, of the function's start, and of its end.
         state: its state, which selects its colour.
         length: its duration; "" while it runs.
-        uses: the uses of its time; "" if no steps are recorded.
+        uses: how its time was used; "" if no steps are recorded.
     """
 
     attempt: AttemptPicture
@@ -116,7 +118,7 @@ class JobScene(NamedTuple):
         cost: its cost, formatted; "" if unknown.
         started_at: when its function first started.
         ran: its run time in all attempts, once it has ended.
-        uses: the uses of its time; "" if no steps are recorded.
+        uses: how its time was used; "" if no steps are recorded.
     """
 
     ref: JobRef
@@ -153,8 +155,8 @@ _TRACEBACK_CHARS = 50_000
 
 
 class JobCamera:
-    """Reads the state of one job, for one page. With `divides`, also reads how its time was spent,
-    which takes a second where a million steps are logged."""
+    """Reads the state of one job, for one page. With `divides`, also reads how the job's time was
+    used, which takes a second if a million steps are logged."""
 
     def __init__(self, access: JobAccess, ref: JobRef, *, divides: bool = True) -> None:
         self._divides = divides
@@ -170,7 +172,7 @@ class JobCamera:
         self._last: JobScene | None = None
 
     def read(self) -> JobScene:
-        """Return the job's present state. A job that has ended is read once.
+        """Return the job's present state. A job that has ended is read only once.
 
         Raises:
             NotFound: its records were removed.
@@ -218,7 +220,7 @@ class JobCamera:
         self._watch.__exit__()
 
     def _read_activity(self, gang: GangPicture, until: float, *, runs: bool) -> None:
-        """Read the hosts' activity, steps, goodput and cost if an interval has passed."""
+        """Read the hosts' activity, steps, goodput and cost, each if its interval has passed."""
         if not runs:
             self._lines = []
         if runs and time.monotonic() < self._ask_at:
@@ -314,8 +316,8 @@ def _draw_host(
 
 
 def _state(picture: HostPicture, line: HostLine) -> str:
-    """Return the state of a host: its end comes from the events, a stall from the events or the
-    leader, any other activity from the leader."""
+    """Return the state of a host. The events tell its end, the events or the leader tell a stall,
+    and the leader tells any other activity."""
     if picture.state in (HostState.RETURNED, HostState.FAILED, HostState.STOPPED):
         return str(picture.state)
     if line.still_s >= activity.STILL_S and line.state == "running":

@@ -36,7 +36,7 @@ _USED = "This address works only once. Use the address that `kinetic dashboard` 
 
 
 class DashboardServer:
-    """Serves the pages about a store's jobs. `port` is the port that it listens on.
+    """Serves the pages about a store's jobs. Attribute `port` is the port that it listens on.
 
     Args:
         access: access to the jobs.
@@ -133,8 +133,8 @@ class DashboardServer:
 
 
 def _find_token(port: int) -> str:
-    """Return the token for every address. With a chosen port, reuse the token of the last start, so
-    that open tabs and bookmarks stay valid."""
+    """Return the token for every address. If the user chose the port, reuse the token of the last
+    start on that port, so that open tabs and bookmarks stay valid."""
     token = os.urandom(16).hex()
     if not port:
         return token
@@ -167,8 +167,8 @@ def _listen(port: int) -> socket.socket:
 
 
 def open_browser(url: str) -> bool:
-    """Open an address in a browser with its own windows; return True if there is one. A text
-    browser would take over this terminal."""
+    """Open an address in a browser that has its own windows; return False if there is no such
+    browser. A text browser would take over this terminal."""
     import webbrowser
 
     with contextlib.suppress(webbrowser.Error):

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _MOST_BARS, MOST_ROWS = 200, 10
 """Maximum number of calls on the line, and in the list below it."""
 _GAP = 1
-"""Thousandths that part the bars of calls that follow each other at once."""
+"""Gap between the bars of calls that follow each other at once, in thousandths of the line."""
 _STEPS = 500
-"""The line of a session that is held grows in steps of about this part of its length. A page is
-sent only what has changed, and each step changes all bars."""
+"""The line of a session that is still held grows in steps: about this many for its whole length.
+Each step changes all bars, and a page is sent everything that changes."""
 
 
 class CallBar(NamedTuple):
@@ -56,14 +56,15 @@ class SessionLine(NamedTuple):
 
     @property
     def idle_since(self) -> float | None:
-        """Time at which the last call ended, or the line began; None if a call runs or waits."""
+        """Time at which the last call ended; if there was no call, at which the line began. None
+        while a call runs or waits."""
         ends = [row.standing.ended_at for row in self.calls]
         return None if None in ends else max([self.since, *filter(None, ends)])
 
 
 def draw_line(calls: Sequence[JobRow], since: float, until: float) -> SessionLine:
-    """Return a session's calls, which are sorted newest first, on a line of time. If it has room
-    only for the newest ones, it begins with the first of these."""
+    """Return a session's calls on a time line. `calls` are sorted newest first. If the line has
+    room only for the newest calls, it begins with the oldest of those that fit."""
     begun = [(row.started_at, row) for row in calls[:_MOST_BARS] if row.started_at is not None]
     if begun and len(calls) > _MOST_BARS:
         since = min(started_at for started_at, _ in begun)

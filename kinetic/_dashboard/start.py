@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("jinja2", "starlette", "uvicorn")
 _servers: dict[int, DashboardServer] = {}
-"""Servers by process id: a fork must not use its parent's."""
+"""Servers by process id: a forked process must not use its parent's server."""
 
 
 def check_packages() -> None:

@@ -20,18 +20,18 @@ LEAST, MOST = "KINETIC_LEAST_SLICES", "KINETIC_MOST_SLICES"
 
 
 def could_grow() -> bool:
-    """True if slices are missing that may come back; the same on all hosts."""
+    """True if slices are missing that may come back. The answer is the same on all hosts."""
     return slices.num_slices() < int(slices.read_variable(MOST) or "0")
 
 
 def could_shrink() -> bool:
-    """True if the job may go on with fewer slices; the same on all hosts."""
+    """True if the job may go on with fewer slices. The answer is the same on all hosts."""
     return int(slices.read_variable(LEAST) or "0") < int(slices.read_variable(MOST) or "0")
 
 
 def is_slice_back() -> bool:
-    """True if this host's agent has reported that a slice is back. Other hosts may learn that at
-    another time; `should_reform` returns the same on all hosts."""
+    """True if this host's agent has reported that a slice is back. Other hosts may get the report
+    at another time, whereas `should_reform` returns the same on all hosts."""
     file = slices.read_variable(FILE)
     return bool(file) and could_grow() and Path(file).exists()
 
@@ -39,8 +39,8 @@ def is_slice_back() -> bool:
 def should_reform() -> bool:
     """True if a lost slice of this elastic job is back: save the state and call `reform`.
 
-    Call it on all hosts at the same step; all get the same answer. While a slice is missing, a call
-    is a small collective; otherwise it costs nothing. Always False outside elastic jobs.
+    Call it on all hosts at the same step; all get the same answer. While a slice is missing, each
+    call is a small collective; otherwise a call costs nothing. Always False outside elastic jobs.
 
     Returns:
         True on all hosts, or False on all hosts.
@@ -70,7 +70,7 @@ def reform() -> NoReturn:
     does not return. The attempt does not count as a failure.
 
     Raises:
-        UsageError: No slice is missing, or another host has not called it within 60 s.
+        UsageError: No slice is missing, or another host has not called `reform` within 60 s.
 
     Example:
         ```python
@@ -89,7 +89,7 @@ def reform() -> NoReturn:
 
 
 def _wait_for_all_hosts() -> None:
-    """Wait until all hosts call `reform`: a host that goes on would hang at its next collective."""
+    """Wait until all hosts call `reform`: a host that did not would hang at its next collective."""
     world = peers.find_world(f"kinetic/leaving/{slices.attempt()}")
     if world is None:
         return

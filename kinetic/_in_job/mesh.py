@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 REST = -1
-"""Size of an axis that spans the devices, or slices, which the other axes leave over."""
+"""Size of an axis that takes all devices, or slices, that the other axes leave over."""
 
 
 def make_mesh(
@@ -84,7 +84,8 @@ def _lay_out_devices(
     outer = [between.get(name, 1) for name in names]
     inner = [within.get(name, 1) for name in names]
     rank = len(names)
-    # Split physical axes, as `jax.make_mesh` does: 64 x 4 on 16 x 16 chips is possible only so.
+    # Split physical axes, as `jax.make_mesh` does: without it, 64 x 4 on 16 x 16 chips is
+    # impossible.
     lay_out = partial(mesh_utils.create_device_mesh, inner, allow_split_physical_axes=True)
     stacked = np.stack([lay_out(devices) for devices in slices])
     # From (*outer, *inner) to (outer[0], inner[0], outer[1], inner[1], …).
@@ -107,7 +108,7 @@ def _find_devices() -> Sequence[Any]:
 
 
 def _select_taking_part(devices: Sequence[Any]) -> Sequence[Any]:
-    """Drop the devices of lost slices, which JAX still lists in a job with a single controller."""
+    """Drop the devices of lost slices. JAX still lists them in a job with a single controller."""
     taking_part = read_variable(SLICES)
     if not taking_part:
         return devices

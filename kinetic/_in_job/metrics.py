@@ -1,4 +1,4 @@
-"""`kinetic.log`: numbers of a training, step by step.
+"""`kinetic.log`: numbers of a training run, step by step.
 
 A call costs microseconds: it waits neither for JAX nor for a disk. A thread appends the rows to the
 file of this host and attempt, which the host's agent sends to the store (see `metric_sender`).
@@ -25,10 +25,11 @@ from kinetic._in_job import slices
 from kinetic.errors import UsageError, UsageTypeError, a_type
 
 MOST_NAMES = 10_000
-"""Limit of names per process; further ones are dropped. A program reaches it only by mistake."""
+"""Most names of metrics in a process; further names are dropped. Only programs with a mistake reach
+this limit."""
 
 _Converter = Callable[[str, Any], Any]
-"""Converts a value of one type to a float; returns a JAX array unchanged, for the sender."""
+"""Converts a value of one type to a float. A JAX array is returned unchanged, for the sender."""
 _monotonic = time.monotonic
 
 
@@ -57,7 +58,7 @@ class _Log:
         return False
 
     def warn_outside_job(self) -> None:
-        """Print once that nothing is recorded outside a job."""
+        """Print, at most once, that nothing is recorded outside a job."""
         if not self.has_warned:
             self.has_warned = True
             streams.say(
@@ -137,7 +138,7 @@ def note_span(name: str, began_s: float) -> None:
 
 def send_now() -> None:
     """Start sending the logged rows, without waiting. Call it before a save: if the process dies
-    later, the steps until this one are not run and logged again."""
+    later, the steps before the save are not run again, so they would never be logged."""
     if _log is not None and _log.sender is not None:
         _log.sender.wake()
 
@@ -207,7 +208,7 @@ def _check_name(name: str) -> None:
 
 
 def _choose_converter(name: str, value: Any) -> _Converter:
-    """Return the converter for values of this type, and remember it.
+    """Return the converter for the type of this value, and store it for the next values.
 
     Raises:
         UsageTypeError: The value is not a number.

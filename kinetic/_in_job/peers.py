@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 _worlds = itertools.count()
-"""Numbers for groups of processes: equal everywhere, as all processes connect in one order."""
+"""Numbers for groups of processes. All processes connect in the same order, so the numbers are
+equal everywhere."""
 _SHORTEST_MS = 1
 
 
@@ -39,7 +40,8 @@ class Peers(Protocol):
         ...
 
     def broadcast(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
-        """Return the bytes of process `source`; `data` has the same size in all processes."""
+        """Return the bytes that process `source` passed as `data`. All processes must pass the same
+        size."""
         ...
 
     def wait_at_barrier(self, name: str, limit_s: float) -> None:
@@ -55,7 +57,8 @@ class Peers(Protocol):
         ...
 
     def get(self, key: str, limit_s: float) -> str | None:
-        """Wait until a key is set and return its value; None after the limit."""
+        """Wait until a key is set, and return its value; None if it is not set within `limit_s`
+        seconds."""
         ...
 
     def get_all(self, folder: str) -> dict[str, str]:
@@ -171,7 +174,8 @@ class WorldPeers:
 
 
 def connect() -> Peers:
-    """Return the processes that JAX has connected, as a new group with keys of its own.
+    """Return the processes that JAX has connected, as a new group: its keys are separate from those
+    of other groups.
 
     Raises:
         CheckpointError: The coordination service of this JAX lacks a method.
@@ -194,8 +198,9 @@ def connect() -> Peers:
 
 
 def find_world(name: str) -> WorldPeers | None:
-    """Return the connected processes, with `name` as prefix of their keys, without importing JAX.
-    None if this process is alone, or if this JAX's coordination service is not supported."""
+    """Return the processes that JAX has connected; their keys start with `name`. Does not import
+    JAX. Return None if this process is alone, or this JAX's coordination service is not
+    supported."""
     if "jax" not in sys.modules:
         return None
     from jax._src import distributed

@@ -55,8 +55,8 @@ def preempted() -> bool:
 def end_function() -> NoReturn:
     """End the function after all hosts have saved.
 
-    A file tells the agent that the function has noticed the preemption: another host may have told
-    the function before this host's agent did.
+    A file tells this host's agent that the function knows of the preemption: another host may have
+    told the function before this host's agent did.
 
     Raises:
         Preempted: Always.
@@ -67,7 +67,7 @@ def end_function() -> NoReturn:
 
 
 def _mark(folder: str, name: str) -> None:
-    """Create a file for the agent, once per process."""
+    """Create a file for the agent, at most once per process."""
     path = f"{folder}/{name}"
     if path not in _marked:
         with contextlib.suppress(OSError):

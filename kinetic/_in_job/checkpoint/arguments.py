@@ -66,8 +66,9 @@ def persistent_folder(path: str | os.PathLike[str] | None) -> str:
 
 
 def folder_in_memory(path: str | os.PathLike[str] | None, directory: str) -> Path | None:
-    """Return this host's local-tier folder: below `path`, or below the job's folder in memory. None
-    without either: outside jobs, and in a single controller on a cluster."""
+    """Return this host's folder for the local tier: below `path`, or below the job's folder in
+    memory. Return None if there is neither: outside jobs, and in a single controller on a
+    cluster."""
     if path is None:
         memory = slices.read_variable("KINETIC_LOCAL_DIR")
     else:
@@ -119,7 +120,8 @@ class Cadence:
 
     Attributes:
         every: Steps divisible by this go to the persistent tier; None for no such rule.
-        every_s: Seconds without a persistent save after which the next step is saved; or None.
+        every_s: After this many seconds without a persistent save, the next step is saved; None for
+            no such rule.
         local_every: Steps divisible by this go to the local tier; None for no local tier.
     """
 

@@ -26,7 +26,7 @@ from kinetic._in_job.peers import Peers
 from kinetic.errors import CheckpointError
 
 _ROOM_BYTES = 1 << 24
-"""Largest broadcast, in bytes, which every device holds for a moment."""
+"""Largest broadcast in bytes. Every device holds its data until it has ended."""
 _LEAST_ROOM = 1 << 12
 
 
@@ -40,7 +40,7 @@ class LocalRestore:
 
     Attributes:
         received_from: Hosts that have sent a piece to this one.
-        damaged: For each damaged piece that this host has read, the reason, by (host, part).
+        damaged: Why pieces that this host has read are damaged, by (host, part).
     """
 
     def __init__(self, tier: LocalTier, peers: Peers, whole: CompleteStep) -> None:
@@ -90,8 +90,8 @@ class LocalRestore:
                 )
 
     def _read_piece(self, piece: Piece) -> Any:
-        """Read a piece of this host. If it is damaged, record that and return zeros: the broadcast
-        must take place, because other hosts wait for it."""
+        """Read a piece of this host. If the piece is damaged, record that and return zeros: the
+        broadcast must take place nevertheless, because other hosts wait for it."""
         import numpy as np
 
         assert self._own is not None

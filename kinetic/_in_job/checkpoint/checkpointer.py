@@ -1,4 +1,5 @@
-"""`kinetic.Checkpointer`: saves the state of a training in two tiers, and restores the newest one.
+"""`kinetic.Checkpointer`: saves the state of a training run in two tiers, and restores the newest
+one.
 
 All hosts of a job call it with the same steps, and agree on what is saved and restored.
 """
@@ -54,12 +55,12 @@ _AFTER_AN_ERROR_S = 10.0
 
 
 class Checkpointer:
-    """Saves and restores the state of a training, on all hosts of a job.
+    """Saves and restores the state of a training run, on all hosts of a job.
 
     Checkpoints go to two tiers. The *persistent* tier is a folder or bucket that all hosts share;
     Orbax writes it. The *local* tier is a folder in the memory of each host: fast, and kept while
-    the job's hosts restart. A host that has lost its part receives it from a host with a copy, for
-    example of another slice in data-parallel training.
+    the job's hosts restart. A host that has lost its part of the state receives that part from a
+    host with a copy, for example in another slice in data-parallel training.
 
     Call every method on all hosts, with the same steps. Use it as a context manager: it waits for
     saves when the block ends.
@@ -157,15 +158,15 @@ class Checkpointer:
         Checkpoints that another program has written with Orbax are read too, and never changed.
 
         Args:
-            state: The initial state of the training, a pytree. The result has its structure, shapes
-                and layout over the devices, also if it was saved on another mesh. Do not use its
-                arrays afterwards: they are freed if a device has no room for two states.
+            state: The initial state of the training run, a pytree. The result has its structure,
+                shapes and layout over the devices, also if it was saved on another mesh. Do not use
+                its arrays afterwards: they are freed if a device has no room for two states.
                 `jax.ShapeDtypeStruct`s with shardings may stand for arrays.
             init: Makes the initial state; called only if nothing was saved.
             data: An iterator with `get_state` and `set_state`, which is set to its saved position.
             cast: Allow casts that lose precision, such as from float32 to bfloat16.
-            start_from: Folder or URI with checkpoints of another training or program; the newest is
-                read if this training has not saved anything.
+            start_from: Folder or URI with checkpoints of another training run or program; the
+                newest is read if this run has not saved anything.
 
         Returns:
             The state, and the step to continue with. If nothing was saved: the result of `init`, or
@@ -408,7 +409,8 @@ class Checkpointer:
             )
 
     def _check_structure(self, due: Due) -> None:
-        """Check that `restore` will accept this save: raise for the first save, later only warn."""
+        """Check that `restore` will accept this save. If not, raise an error for the first save,
+        and only warn for later ones."""
         before, leaves = self._before, due.state.leaves
         if before is None and self._pattern is not None:
             self._check_first(due, self._pattern)
@@ -449,7 +451,7 @@ class Checkpointer:
             streams.say(f"kinetic: warning: {words}")
 
     def _give_up(self, *, waits: bool) -> None:
-        """Close after an error; if `waits`, wait a few seconds for saves in progress first."""
+        """Close after an error. With `waits`, first wait a few seconds for saves in progress."""
         try:
             if waits:
                 self._wait_a_moment()
@@ -477,8 +479,8 @@ class Checkpointer:
             self._opened.lease.release()
 
     def _free_memory(self, opened: Opened) -> None:
-        """Remove the local checkpoints, which occupy memory until the job is cleaned up, if the
-        persistent tier has the last step."""
+        """Remove the local checkpoints if the persistent tier has the last step: they would occupy
+        memory until the job is cleaned up."""
         if opened.local is None or not self._has_job_folder or self._last < 0:
             return
         if isinstance(opened.persistent, Persistent) and opened.persistent.has(self._last):
@@ -500,8 +502,9 @@ class Checkpointer:
     # -- saving ------------------------------------------------------------------------------------
 
     def _finish_save(self, opened: Opened, saved: SavedState, metrics: Any) -> None:
-        """Save a step restored from the local tier to the persistent tier: its attempt ended before
-        that save was complete, and after a training's last step no other save follows."""
+        """Save a step that was restored from the local tier to the persistent tier, too: its
+        attempt ended before that save was complete, and after the last step no other save
+        follows."""
         state = tree.take_apart(saved.state)
         due = Due(next(self._numbers), self._last, state, None, metrics)
         try:

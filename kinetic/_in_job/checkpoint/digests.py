@@ -30,14 +30,16 @@ def digest_of(content: Any) -> str:
 
 
 def sign(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with its digest as a field; unchanged if xxhash is not installed."""
+    """Return a JSON object with its own digest as a field. If xxhash is not installed, return the
+    object unchanged."""
     if not is_available():
         return dict(record)
     return {_NAME: digest_of(json.dumps(record).encode()), **record}
 
 
 def check_signed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a JSON object against its digest, if it has one, and return it without the digest.
+    """Check a JSON object against the digest in it, if there is one. Return the object without the
+    digest.
 
     Raises:
         CorruptRecord: The object is not the one that was signed.
@@ -50,8 +52,8 @@ def check_signed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Digesting:
-    """Digests contents in a thread, while the caller copies them. The contents must not change
-    before `finish` returns."""
+    """Computes digests in a thread, while the caller copies the same contents. The contents must
+    not change before `finish` returns."""
 
     def __init__(self) -> None:
         self._contents: SimpleQueue[Any] = SimpleQueue()

@@ -14,13 +14,13 @@ from kinetic.errors import CheckpointError, NotFound
 
 
 def is_foreign(directory: str) -> bool:
-    """True if a folder must only be read: it has checkpoints of other programs and none of
+    """True if kinetic must not write to a folder: it has checkpoints of other programs but none of
     kinetic's, or is itself a single checkpoint."""
     return bool(Checkpoints(directory).program)
 
 
 class Guest:
-    """Read-only stand-in for `Persistent`, for checkpoints of another program or training.
+    """Read-only stand-in for `Persistent`, for checkpoints of another program or training run.
 
     Args:
         directory: Path or URI of the folder with the checkpoints.
@@ -83,7 +83,7 @@ class Guest:
         item = f"{path}/{guest_step.layout.item}".rstrip("/")
         with explain_errors("read", item, step):
             files = OrbaxTree(item)
-        if guest_step.leaves is not None:  # Written by kinetic, in another training.
+        if guest_step.leaves is not None:  # Written by kinetic, in another training run.
             names = list(now.in_files())
             saved = [Leaf.from_json(leaf) for leaf in guest_step.leaves]
         else:
@@ -144,8 +144,9 @@ def _explain_unclear_item(step: Step, path: str) -> str:
 
 
 def _make_leaf(name: str, about: Any, now: Mapping[str, Leaf]) -> Leaf:
-    """Make a leaf from `about`, Orbax's metadata of a saved leaf, and from the leaf of this name
-    in the current state `now`: Orbax does not record that an array was a typed key."""
+    """Return a leaf, made from Orbax's metadata of the saved leaf, `about`, and from the leaf of
+    the same name in the current state `now`: Orbax does not record that an array was a typed
+    key."""
     import numpy as np
 
     dtype, like = np.dtype(about.dtype), now.get(name, Leaf(name))

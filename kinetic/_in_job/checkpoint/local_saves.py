@@ -29,7 +29,7 @@ class Due(NamedTuple):
 
     Attributes:
         number: Number of the save, the same on all hosts.
-        step: Step of the training.
+        step: Step of the training run.
         state: State after the step.
         position: Position of the iterator, or None.
         metrics: Metrics of a step that goes to the persistent tier as well; else None.
@@ -45,8 +45,8 @@ class Due(NamedTuple):
 class LocalSaves:
     """Saves steps to the local tier, one at a time, on all hosts.
 
-    If one host has no room for a step, all hosts drop it, keep the previous step, and warn once.
-    The training goes on.
+    If one host has no room for a step, all hosts drop the step, keep the previous one, and warn
+    once. Training goes on.
 
     Args:
         tier: This host's local tier.
@@ -135,7 +135,8 @@ class LocalSaves:
             self._mark.clear()
 
     def _is_committed(self, failed: str) -> bool:
-        """True if all hosts have committed this step. `failed`: why this host has not; else ""."""
+        """True if all hosts have committed this step. `failed` says why this host has not; "" if it
+        has."""
         number = next(self._numbers)
         # Alternate between two folders: a host may begin its next save while others still read.
         folder = f"local-failed/{number % 2}"
@@ -161,7 +162,8 @@ class LocalSaves:
 
 
 def gather_positions(hosts: Peers, name: str, position: Any) -> list[Any]:
-    """Return the iterator positions of all hosts, which must all call it; [] without iterators."""
+    """Return the iterator positions of all hosts, by host; [] if there are no iterators. All hosts
+    must call this."""
     if position is None:
         return []
     values = [json.loads(text) for text in opening.exchange(hosts, name, json.dumps(position))]

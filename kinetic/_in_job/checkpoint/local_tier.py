@@ -35,7 +35,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
 class LocalSaveFailed(CheckpointError):
-    """A local save failed for lack of room, or its folder was removed. A later one may succeed."""
+    """A local save failed because no room was left, or the folder was removed. A later save may
+    succeed."""
 
 
 def measure_size(state: TreeState) -> int:
@@ -193,7 +194,7 @@ class LocalTier:
             os.close(fd)
 
     def commit(self, local: Local) -> None:
-        """Commit the step that was staged on this host; the previous step stays.
+        """Commit the staged step on this host. The previous step stays.
 
         Raises:
             LocalSaveFailed: No room is left, or the folder was removed.
@@ -202,7 +203,7 @@ class LocalTier:
         target, writing = self._folder / str(local.step), self._folder / _WRITING
         try:
             (writing / _INDEX).write_text(json.dumps(digests.sign(local.to_json())))
-            if target.exists():  # Saved before this training went back to an earlier step.
+            if target.exists():  # Saved before training went back to an earlier step.
                 self._remove(target)
             writing.rename(target)
         except OSError as error:
@@ -240,8 +241,8 @@ class LocalTier:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def keep_only(self, whole: CompleteStep | None) -> None:
-        """Remove all steps but the restored one, or all if None: an earlier run's steps must not be
-        mixed with those of this run."""
+        """Remove all steps but the restored one; if that is None, all steps. Steps of an earlier
+        run must not be mixed with those of this run."""
         names = {
             str(local.step)
             for local in self.list_committed()

@@ -32,15 +32,16 @@ from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch,
 
 _log = logging.getLogger(__name__)
 LIMIT_S = 600.0
-"""Seconds that hosts wait for each other. If a host is lost, the attempt ends much sooner."""
+"""Longest time in seconds that hosts wait for each other. If a host is lost, the attempt ends much
+sooner."""
 _SHARED_WITHIN_S = 5.0
-"""Seconds within which all hosts must see a file that host 0 has written."""
+"""A file that host 0 has written must be visible to all hosts within this many seconds."""
 _IN_TRAINING = "/"
 ECHOES = ("JaxRuntimeError", "XlaRuntimeError")
-"""Types of errors that only follow from the loss of another host, which the leader reports."""
+"""Types of errors that are only consequences: another host was lost, which the leader reports."""
 unclosed: dict[object, Callable[[], object]] = {}
-"""The `wait` of each open checkpointer in a job: saves are committed, and their errors raised, even
-if the function returns without closing it."""
+"""The `wait` method of each open checkpointer in a job. It is called when the function ends without
+closing the checkpointer: saves are then committed, and their errors raised."""
 _KINDS = {kind.__name__: kind for kind in (CheckpointError, CheckpointInUse, CheckpointMismatch)}
 _ATTRIBUTES = ("job_id", "step")
 
@@ -51,7 +52,7 @@ class Opened:
 
     Attributes:
         lease: Lease on the folder, on host 0; None on other hosts.
-        writer: Id of the training and of this run; each local checkpoint records its writer.
+        writer: Id of the training run and of this opening; stored in each local checkpoint.
         persistent: The persistent tier; a `Guest` if the folder belongs to another program.
         local: The local tier, or None.
         verify: True if digests are stored and checked.
@@ -74,7 +75,8 @@ def exchange(peers: Peers, name: str, text: str) -> list[str]:
 
 
 def agree(peers: Peers, name: str, act: Callable[[], str]) -> list[str]:
-    """Call `act` on every host and return all results, by index. All hosts must call this.
+    """Call `act` on every host and return the results of all hosts, by index. All hosts must call
+    this.
 
     Raises:
         KineticError: `act` failed on a host. All hosts raise the error of the first such host.
@@ -231,8 +233,8 @@ def list_checkpoints(
 
 
 def _wait_for_unclosed(returned: bool) -> None:
-    """Wait for all open checkpointers if the function returned, even if one fails; then raise the
-    first error. If a signal interrupts this, it may be called again."""
+    """If the function has returned, wait for all open checkpointers, even if one of them fails;
+    then raise the first error. If a signal interrupts this, it may be called again."""
     failed: list[KineticError] = []
     for checkpointer, wait in list(unclosed.items()):
         try:

@@ -30,34 +30,35 @@ STATE, RECORD, DIGESTS = "state", "kinetic", "digests"
 """Names of a checkpoint's items: the state, kinetic's record of it, and the digests of its
 parts."""
 _BROKEN, _ENDED = "JaxRuntimeError", "CANCELLED"
-"""Type and first word of the error that a waiting host gets when another host is lost."""
+"""Type and first word of the error that a host gets if it waits while another host is lost."""
 _COMMITTED = "commit_success.txt"
 """File that marks a step in a bucket as complete."""
 _SYSTEMIC_ERRORS = (
     "RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED"
 )
 _LIMIT_S = 600
-"""Seconds that Orbax lets the hosts wait for each other."""
+"""Longest time in seconds for which Orbax lets hosts wait for each other."""
 
 
 _ORBAX = "/orbax/checkpoint/"
 _ENDS_SAVES = "save_finalize"
-"""Prefix of the name of Orbax's thread that finishes a save."""
+"""Start of the name of the thread in which Orbax finishes a save."""
 _REMOVED = "kinetic-removed.json"
-"""File with the numbers of the steps being removed. If the process is killed, parts remain."""
+"""File with the numbers of steps whose removal has begun. If the process is killed, parts of these
+remain."""
 _log = logging.getLogger(__name__)
 
 
 class StepUnreadable(CheckpointError):
-    """A step is damaged; an older one may be readable."""
+    """A step is damaged. An older step may be readable."""
 
 
 class StepReading(NamedTuple):
     """The leaves of a step that one process has read.
 
     Attributes:
-        values: Values of all leaves; None for a leaf that another process reads and will send.
-        shared: By number of the leaf, the source of each leaf that a few processes read for all.
+        values: Values of all leaves; None for a leaf that this process receives from another one.
+        shared: The source of each leaf that a few processes read for all, by number of the leaf.
     """
 
     values: list[Any]
@@ -65,12 +66,13 @@ class StepReading(NamedTuple):
 
     @property
     def readers(self) -> frozenset[int]:
-        """Processes that have read for others; empty if each has read for itself."""
+        """Processes that have read for other processes; empty if each process has read for
+        itself."""
         return frozenset(reader for source in self.shared.values() for reader in source.readers)
 
     def spread(self, now: TreeState, process: int) -> list[Any]:
-        """Send shared leaves to all processes, which must all call this. Return the values of all
-        leaves, laid out like those of `now`."""
+        """Send the shared leaves to all processes, which must all call this. Return the values of
+        all leaves, laid out like those of `now`."""
         values = [*self.values]
         likes = [now.values[n] for n in self.shared]
         read = [values[n] if process in s.readers else None for n, s in self.shared.items()]
@@ -185,14 +187,15 @@ class Persistent:
             return digests.check_signed(orbax().JsonCheckpointHandler().restore(folder) or {})
 
     def continue_after(self, step: int) -> None:
-        """Note that newer steps than this one are damaged. Each stays until the training saves it
-        again, or a later step."""
+        """Note that all steps newer than this one are damaged. Such a step stays until training
+        saves it again, or saves a later step."""
         steps = self.steps()
         self._damaged.update(newer for newer in steps if newer > step)
         self._newest = max((older for older in steps if older <= step), default=-1)
 
     def digests(self, step: int, files: int) -> list[Any]:
-        """Return this process's share of a step's digests; all processes together have all of them.
+        """Return this process's share of a step's digests. The shares of all processes together are
+        complete.
 
         Args:
             step: The step.
@@ -218,8 +221,8 @@ class Persistent:
         metrics: Mapping[str, float],
         own_digests: ShardDigests | None = None,
     ) -> bool:
-        """Wait for the previous save, then begin this one. The step gets its name once the digests
-        of all processes are written.
+        """Wait for the previous save, then begin this one. The step becomes visible when the
+        digests of all processes are written.
 
         Returns:
             False if the step exists already.
@@ -252,8 +255,8 @@ class Persistent:
         return True
 
     def read(self, step: int, now: TreeState, process: int) -> StepReading:
-        """Read the leaves that this process needs or will send to others. It sends nothing yet: one
-        process may find damage while others do not.
+        """Read the leaves that this process needs, or will send to other processes. Nothing is sent
+        yet, because only some processes may find damage.
 
         Raises:
             StepUnreadable: The step is damaged.
@@ -331,8 +334,8 @@ class Persistent:
 
 
 def _wait_at_barrier(*, key: str, timeout_ms: int) -> None:
-    """Wait at Orbax's barrier; but raise the error of a failed save at once, because other hosts
-    wait at an earlier barrier until a time limit, and never reach this one."""
+    """Wait at Orbax's barrier. Raise the error of a failed save at once: the other hosts wait at an
+    earlier barrier until a time limit, and never reach this one."""
     error = sys.exc_info()[1]
     if error is not None and threading.current_thread().name.startswith(_ENDS_SAVES):
         raise error
@@ -399,7 +402,8 @@ def _name_file(process: int) -> str:
 
 
 def _make_registry(process: int) -> Any:
-    """Return Orbax's handlers and one for digests: each process writes a file with its digests."""
+    """Return Orbax's handlers, and one more for digests, with which each process writes a file of
+    its own digests."""
     ocp = orbax()
 
     class DigestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc, name-defined]
@@ -450,8 +454,8 @@ def _replace_damaged_metrics(directory: str) -> None:
 
 
 def _list_foreign_steps(directory: str) -> list[int]:
-    """List the steps in this folder that another program has saved, which must stay. Leave out
-    remains of kinetic's own steps whose removal was interrupted."""
+    """List the steps in this folder that another program has saved, which must stay. Remains of
+    kinetic's own steps whose removal was interrupted are left out."""
     from etils import epath
 
     folder = epath.Path(directory)
@@ -499,7 +503,8 @@ def _explain_unreadable(step: int | None, directory: str, why: str) -> str:
 
 
 def _is_systemic(error: BaseException) -> bool:
-    """True if the error would hit any step, such as a lack of permission: no sign of damage."""
+    """True if the error would occur with any step, such as a lack of permission, and so is no sign
+    of damage."""
     kinds = (ImportError, MemoryError, PermissionError, ConnectionError, TimeoutError)
     return isinstance(error, kinds) or re.search(_SYSTEMIC_ERRORS, str(error)) is not None
 
@@ -529,7 +534,7 @@ def _advise(error: BaseException) -> str:
 
 
 def is_bucket(directory: str) -> bool:
-    """True if the directory is a URI, not a folder on this machine."""
+    """True if the directory is a URI; False if it is a folder on this machine."""
     return "://" in directory
 
 

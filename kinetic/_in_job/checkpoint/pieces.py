@@ -43,7 +43,7 @@ class Piece(NamedTuple):
         return self.leaf, (self.start, self.shape)
 
     def is_copy(self, content: Any) -> bool:
-        """True if a content matches the digest, or if the piece has none."""
+        """True if `content` matches the piece's digest, or the piece has no digest."""
         return not self.digest or digest_of(content) == self.digest
 
 
@@ -52,8 +52,8 @@ class Local:
     """A local checkpoint on one host, as its index describes it.
 
     Attributes:
-        step: Step of the training.
-        writer: Id of the run that has written it: two runs of one job may have saved the same step.
+        step: Step of the training run.
+        writer: Id of the run that wrote it. Two runs of one job may have saved the same step.
         hosts: Number of hosts of that run.
         leaves: Leaves of the state.
         pieces: Pieces that this host has.
@@ -111,7 +111,7 @@ class CompleteStep(NamedTuple):
     """A step of which the hosts together have every part.
 
     Attributes:
-        step: Step of the training.
+        step: Step of the training run.
         on: Local checkpoints of this step, by index of their host.
     """
 
@@ -144,7 +144,7 @@ class CompleteStep(NamedTuple):
 
 
 def find_newest(on_hosts: Sequence[Sequence[Local]]) -> CompleteStep | None:
-    """Return the newest step of which the hosts together have every part, or None.
+    """Return the newest step of which the hosts together have every part; None if there is none.
 
     Args:
         on_hosts: Local checkpoints of each host.
@@ -209,7 +209,7 @@ def differ(one: Sequence[Leaf], other: Sequence[Leaf]) -> bool:
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """Return the common part of two boxes; None if it is empty."""
+    """Return the common part of two boxes; None if they have none."""
     begin = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
     ends = [
         min(a + m, b + n) for a, m, b, n in zip(one[0], one[1], other[0], other[1], strict=True)

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 _AT_ONCE_BYTES = 1 << 28
-"""Largest transfer, in bytes per device. While it runs, each device holds it twice."""
+"""Largest transfer in bytes per device. During the transfer, each device holds this data twice."""
 _LEAST_BYTES = 1 << 20
-"""Smallest array to send, in bytes: every host reads smaller ones itself, which is faster."""
+"""Smallest array in bytes that is sent. Smaller arrays are read by every host, which is faster."""
 _SIZE = re.compile(r"\d+")
 
 
@@ -23,7 +23,7 @@ class ArraySource(NamedTuple):
     """The replica that an array is read from.
 
     Attributes:
-        axis: Axis of the mesh along which all devices have the same content.
+        axis: Axis of the mesh along which the devices have equal content.
         sharding: Sharding of the array over the devices of the first replica.
         readers: Processes that have these devices.
     """
@@ -85,7 +85,7 @@ def spread_arrays(
     Args:
         likes: Arrays, or descriptions, with the layout of the result.
         sources: For each array, the replica that was read.
-        read: For each array, its part that this process has read, or None. These are freed.
+        read: For each array, the part that this process has read, or None. The parts are freed.
     """
     arrays: list[Any] = []
     for start, end in _group_arrays(likes, sources):
@@ -99,7 +99,8 @@ def spread_arrays(
 def _group_arrays(
     likes: Sequence[Any], sources: Sequence[ArraySource]
 ) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of arrays to send in one transfer: on one mesh, of limited size."""
+    """Yield (start, stop) of the arrays to send in one transfer: they are on one mesh, and their
+    total size is limited."""
     start = size = 0
     for number, (like, _) in enumerate(zip(likes, sources, strict=True)):
         more = like.dtype.itemsize * math.prod(like.sharding.shard_shape(like.shape))
@@ -136,7 +137,7 @@ def _strip_axis_types(sharding: Any) -> Any:
 
 
 def _stack_replicas(like: Any, source: ArraySource, read: Any) -> Any:
-    """Stack the replica that was read, and zeros in place of all others, along a new first
+    """Return the replica that was read and zeros in place of all others, stacked along a new first
     axis."""
     import jax
     import numpy as np
@@ -167,7 +168,8 @@ def _sum_replicas(stacked: Any) -> Any:
 
 
 def _find_integer_type(dtype: Any) -> Any:
-    """Return the integer type of equal size; None for types that are never sent, like complex."""
+    """Return the integer type of equal size; None for types that are never sent, such as
+    complex."""
     import numpy as np
 
     types = {"bool": np.uint8, "8": np.uint8, "16": np.uint16, "32": np.uint32, "64": np.uint64}

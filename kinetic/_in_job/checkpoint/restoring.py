@@ -52,9 +52,9 @@ class SavedState(NamedTuple):
         restored: The checkpoint that the state comes from.
         where: Description of that checkpoint for messages.
         whole: The local step; None if the state comes from the persistent tier.
-        is_start: True if another training or program has saved it, in another folder.
-        unfinished: The local step, if it should also be in the persistent tier, but its hosts were
-            lost before that save ended.
+        is_start: True if another training run or program has saved it, in another folder.
+        unfinished: The local step, if it was also due in the persistent tier, but hosts were lost
+            before that save ended; else None.
     """
 
     state: Any
@@ -147,7 +147,8 @@ class Restoring:
     def _restore_local(
         self, whole: CompleteStep, now: TreeState, cast: bool
     ) -> tuple[SavedState | None, dict[tuple[int, Region], str]]:
-        """Return the restored state, or None and the damaged pieces with the reason for each."""
+        """Return the restored state and {}; or None and the damaged pieces, with the reason for
+        each."""
         assert self._opened.local is not None
         tree.check_same(whole.leaves, now.leaves, f"of step {whole.step} in memory", cast=cast)
         now.make_room()
@@ -164,7 +165,8 @@ class Restoring:
     def _merge_damage(
         self, damaged: dict[tuple[int, Region], str]
     ) -> dict[tuple[int, Region], str]:
-        """Exchange the damaged pieces that each host has found; return all, with reasons."""
+        """Exchange the damaged pieces that each host has found. Return those of all hosts, with
+        reasons."""
         own = [[host, *region, why] for (host, region), why in damaged.items()]
         union = {}
         for rows in self._exchange(json.dumps(own)):
@@ -175,7 +177,7 @@ class Restoring:
     def _restore_persistent(
         self, step: int, now: TreeState, cast: bool
     ) -> tuple[SavedState | None, str]:
-        """Return the restored state, or None and the reason why the step cannot be read."""
+        """Return the restored state and ""; or None and the reason why the step cannot be read."""
         persistent, me = self._opened.persistent, self._peers.index
         reading: StepReading | None = None
         saved: list[Leaf] = []
@@ -231,7 +233,7 @@ class Restoring:
 
 
 def _is_unfinished(whole: CompleteStep, steps: list[int], now: TreeState) -> bool:
-    """True if a local step must still be saved to the persistent tier. Not if the restore casts
+    """True if a local step must still be saved to the persistent tier. False if the restore casts
     arrays: their numbers would differ from the saved ones."""
     leaves = now.as_saved(whole.leaves).leaves
     is_cast = any(one.dtype != was.dtype for one, was in zip(leaves, whole.leaves, strict=True))

@@ -15,7 +15,7 @@ from kinetic._core.preemption import SAVING, VARIABLE
 from kinetic._in_job import slices
 
 _POLL_S = 0.1
-"""Pause between two checks for the end of a save; the agent reads the mark once a second."""
+"""Seconds between two checks for the end of a save. The agent reads the mark once a second."""
 
 
 class SavingMark:
@@ -45,7 +45,8 @@ class SavingMark:
             self._remove()
 
     def clear_after(self, is_saving: Callable[[], bool], limit_s: float) -> None:
-        """Clear the mark in the background once `is_saving` returns False, or after the limit."""
+        """Clear the mark in the background once `is_saving` returns False, or after `limit_s`
+        seconds."""
         if self._path is not None:
             args = self._step, is_saving, time.monotonic() + limit_s
             threading.Thread(

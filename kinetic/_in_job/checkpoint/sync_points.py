@@ -19,7 +19,8 @@ from kinetic._in_job.peers import Peers
 _log = logging.getLogger(__name__)
 _POLL_S = 10.0
 _LIMIT_S = 60.0
-"""Seconds for all hosts to publish their numbers of calls: a lost host blocks others so long."""
+"""Seconds in which all hosts must publish how often they have called `save`. A lost host blocks the
+others for this long."""
 
 
 class SyncRequest(StrEnum):
@@ -35,7 +36,8 @@ class SyncRequest(StrEnum):
 
 
 def find_request() -> SyncRequest | None:
-    """Return this host's request to end the attempt, after a preemption or for a slice; or None."""
+    """Return this host's request to end the attempt, because of a preemption or a slice that is
+    back; None if there is none."""
     if preemption.preempted():
         return SyncRequest.PREEMPTED
     return SyncRequest.REFORM if elastic.is_slice_back() else None
@@ -78,7 +80,7 @@ class SyncPoints:
         self._thread.start()
 
     def call(self) -> SyncRequest | None:
-        """Count a call of `save`; return the request that all hosts fulfil at this call, or
+        """Count a call of `save`. Return the request that all hosts fulfil at this call, or
         None."""
         wanted = self._find_request()
         if wanted is not None and wanted not in self._past_requests:
@@ -98,7 +100,7 @@ class SyncPoints:
             return request
 
     def _publish(self, request: SyncRequest) -> None:
-        """Publish a request once per round: the current round may already be over."""
+        """Publish a request, at most once per round; the current round may already be over."""
         round_ = self._round
         if self._announcement != (request, round_):
             self._peers.set(f"request/{round_}", request)
@@ -149,8 +151,8 @@ class SyncPoints:
         self._fulfilled.wait()
 
     def _agree(self, round_: int) -> tuple[int, SyncRequest]:
-        """Return the number of the call, and the request to fulfil at it. Host 0 chooses one, since
-        hosts may make different requests at once."""
+        """Return the number of the call at which all hosts act, and the request to fulfil then.
+        Host 0 chooses the request, since hosts may make different ones at once."""
         folder = f"calls/{round_}"
         self._peers.set(f"{folder}/{self._peers.index}", str(self._calls))
         self._peers.wait_at_barrier(folder, _LIMIT_S)

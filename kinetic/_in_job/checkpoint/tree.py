@@ -1,4 +1,4 @@
-"""The state of a training, leaf by leaf: names, types, and the parts of each array that this
+"""The state of a training run, leaf by leaf: names, types, and the parts of each array that this
 process has."""
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class TreeState(NamedTuple):
         return len(self.described) < sum(hasattr(value, "sharding") for value in self.values)
 
     def make_room(self) -> None:
-        """Free the described arrays if a device lacks the memory to restore them as new ones."""
+        """Free the arrays in `described` if a device lacks the memory to restore the same arrays
+        anew."""
         arrays = [array for array in self.described if not array.is_deleted()]
         sizes: collections.Counter[Any] = collections.Counter()
         for shard in (shard for array in arrays for shard in array.addressable_shards):
@@ -110,8 +111,8 @@ class TreeState(NamedTuple):
                 array.delete()
 
     def list_clashing(self) -> list[str]:
-        """Return the names of leaves to which Orbax gives one name, such as key "a.b", and key "b"
-        in a dict "a"."""
+        """Return the names of leaves that have the same name in Orbax, such as key "a.b", and key
+        "b" in a dict "a"."""
         counts = collections.Counter(self.joined)
         return [
             leaf.name
@@ -137,7 +138,7 @@ class TreeState(NamedTuple):
         return jax.tree_util.tree_unflatten(self.structure, files.values())
 
     def in_files(self) -> dict[str, Any]:
-        """Return the values of `plain`, by Orbax's names."""
+        """Return the values of the leaves of `plain`, by Orbax's names."""
         import numpy as np
 
         names = [leaf.name for leaf in self.leaves] if self.list_clashing() else self.joined
@@ -252,7 +253,7 @@ def take_apart(state: Any, *, describes: bool = False) -> TreeState:
 
 
 def _read_free_bytes(device: Any) -> float:
-    """Return the free memory of a device; infinite if unknown, as for CPUs."""
+    """Return the free memory of a device in bytes; infinity if unknown, as for CPUs."""
     with contextlib.suppress(Exception):  # Some device proxies raise.
         about = device.memory_stats()
         return float(about["bytes_limit"] - about["bytes_in_use"])
@@ -260,7 +261,7 @@ def _read_free_bytes(device: Any) -> float:
 
 
 def _make_weak(value: Any) -> Any:
-    """Return the array weakly typed, on the same devices."""
+    """Return the array as a weakly typed one, on the same devices."""
     import jax
 
     make = jax.lax.convert_element_type_p.bind
@@ -367,8 +368,8 @@ def list_parts(value: Any) -> list[ArrayPart]:
 
 
 def list_boxes(value: Any) -> dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]]:
-    """Return the boxes of an array that each process needs, by process; key -1 means all processes,
-    for an array on no device."""
+    """Return the boxes of an array that each process needs, by process. For an array on no device,
+    key -1 stands for all processes."""
     sharding = getattr(value, "sharding", None)
     if sharding is None:
         return {-1: {((0,) * len(value.shape), tuple(value.shape))}}
@@ -433,7 +434,8 @@ def check_same(
 
 
 def _join_first(faults: Iterable[str]) -> list[str]:
-    """Join the first faults, and the number of further ones, to one text; empty without faults."""
+    """Return a text with the first faults and the number of the others, as a list; [] without
+    faults."""
     names = [*faults]
     return [name_some(names, _MOST_NAMED, "; ")] if names else []
 

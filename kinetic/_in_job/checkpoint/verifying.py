@@ -2,9 +2,9 @@
 restored on any devices.
 
 The process with the first replica of a shard digests it in the background, from the copy in the
-host's memory that Orbax writes as well. So each digest is for a region of the mesh at saving. A
-host checks the regions that lie within its part of the current arrays. One host reads regions that
-no host has completely a second time.
+host's memory that Orbax writes as well. So each digest is for a region of the mesh at the time of
+the save. A host checks the regions that lie within its part of the current arrays. The other
+regions, which no host has as a whole, are read a second time by one host.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ShardDigests:
                 self._rows.append([number, part.start, part.shape, _digest(part.data)])
 
     def fetch(self) -> None:
-        """Copy the shards to the host's memory; JAX shares the copy with Orbax. Afterwards the
+        """Copy the shards to the host's memory. JAX shares the copy with Orbax. Afterwards the
         shards on the devices may be freed."""
         import numpy as np
 
@@ -62,8 +62,8 @@ class ShardDigests:
         self._shards = [(*shard, np.asarray(data)) for *shard, data in self._shards]
 
     def compute(self) -> list[list[Any]]:
-        """Return the digests as JSON rows of leaf, start, shape and digest. Called in the
-        background."""
+        """Return the digests as JSON rows of leaf, start, shape and digest. Called in a background
+        thread."""
         while self._shards:
             leaf, shape, index, data = self._shards.pop()
             self._rows.append([leaf, *make_box(index, shape), _digest(data)])
@@ -71,7 +71,7 @@ class ShardDigests:
 
 
 def _digest(content: Any) -> str:
-    """Return the digest of an array's numbers, whatever their layout in memory."""
+    """Return the digest of an array's numbers, which does not depend on their layout in memory."""
     import numpy as np
 
     array = np.asarray(content)
@@ -88,7 +88,7 @@ class Verification:
         peers: The hosts.
         exchange: Sends a text to all hosts and returns the texts of all, by host.
         saved: Leaves as they were saved.
-        read_again: Reads a leaf as it was saved; returns None if that fails.
+        read_again: Reads a leaf in its saved form; returns None if that fails.
     """
 
     def __init__(
@@ -164,8 +164,8 @@ class Verification:
 
 
 def cut_out(parts: Sequence[tuple[Box, Any]], wanted: Box) -> Any:
-    """Return the content of a box that these parts cover; None if they do not. The parts must not
-    overlap."""
+    """Return the content of the box `wanted`, cut out of parts that do not overlap; None if the
+    parts do not cover the box."""
     import numpy as np
 
     for box, data in parts:
