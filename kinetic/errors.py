@@ -57,8 +57,8 @@ class KineticError(Exception):
 
 
 class UsageError(KineticError, ValueError):
-    """An argument, option or setting is invalid; nothing was created. Fix the call as the message
-    says."""
+    """An argument, option or setting is invalid; nothing was created. The message says what to
+    fix."""
 
 
 class UsageTypeError(UsageError, TypeError):
@@ -145,8 +145,7 @@ class UnsupportedVersion(StoreError):
 
 
 class CorruptRecord(StoreError):
-    """A stored file was truncated or changed after it was written, or was not written by
-    kinetic."""
+    """A stored file was truncated or changed after it was written, or is not kinetic's."""
 
 
 class CheckpointError(KineticError):
@@ -321,7 +320,7 @@ class ResultUnavailable(JobFailed):
 
 
 class SupervisorLost(JobFailed):
-    """The process that supervised the job was killed before it could judge the job. Run the job
+    """The process that supervised the job was killed before it could judge the job. Run it
     again."""
 
 

@@ -25,9 +25,8 @@ from kinetic.errors import BackendUnavailable
 
 FILES_EVERY_S = 0.02
 POLL_SOON_S, POLL_LATE_S = 0.2, 0.5
-"""Seconds between two polls of a store that is not a folder: while output arrives, and after a
-long silence. The process that writes the output also pauses between writes, which delays a line
-further."""
+"""Seconds between polls of a store that is not a folder: while output arrives, and after a long
+silence. The process that writes the output pauses too, so a line may take longer."""
 TICK_S = 0.05
 ASK_EVERY_S = 1.0
 """Seconds between calls to a cluster while a job is followed; the store is polled more often."""
@@ -58,8 +57,8 @@ class LogReader:
         self._at = offset
 
     def start_at_tail(self, lines: int) -> int:
-        """Start to read at the last `lines` lines of the existing output; return the number of
-        lines found."""
+        """Start to read at the last `lines` lines of the existing output; return how many there
+        are."""
         pieces: list[bytes] = []
         line_ends, end, is_end = 0, 0, not self._failures
         segments = self._log.read_back()
@@ -81,8 +80,7 @@ class LogReader:
         return self._chunk(STDOUT, 0, b"")
 
     def read(self, *, to_end: bool = False) -> Iterator[LogChunk]:
-        """Yield the next part of the new output, if there is any. `to_end` is true if the host has
-        ended."""
+        """Yield the next part of the new output, if there is any. `to_end`: the host has ended."""
         has_output = False
         while not has_output and (segments := self._log.read(self._at, to_end=to_end)):
             for segment in segments:

@@ -300,19 +300,16 @@ class Explains(Protocol):
     """Optional: a backend whose jobs may wait for a long time, and that can say why."""
 
     def why_waiting(self, ref: JobRef) -> str | None:
-        """Return why the job does not run yet, or "" if unknown; None if the job runs or has
-        ended."""
+        """Return why the job does not run yet, "" if unknown; None if it runs or has ended."""
         ...
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """Return why a host was lost, as a sentence; "" if the reason is unknown, or no longer
-        known."""
+        """Return why a host was lost, as a sentence; "" if that is unknown, or no longer known."""
         ...
 
     def why_unready(self, ref: JobRef) -> str:
-        """Return why some of a job's hosts never ran, as a sentence; "" if unknown. After the job
-        has ended, the reason may be known only in a process that called `why_waiting` before the
-        end."""
+        """Return why some of a job's hosts never ran, as a sentence; "" if unknown. After the job's
+        end, perhaps only a process that called `why_waiting` before knows the reason."""
         ...
 
 

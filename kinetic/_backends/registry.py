@@ -108,8 +108,7 @@ def backend_of(ref: JobRef) -> Backend:
 
 
 def has_cluster(settings: Settings) -> bool:
-    """True if jobs with these settings go to a cluster. Options of a single call may still choose
-    another backend."""
+    """True if jobs with these settings go to a cluster; options of a call may say otherwise."""
     return bool(settings.cluster_settings) and settings.backend not in _WITHOUT_CLUSTER
 
 

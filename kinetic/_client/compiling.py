@@ -71,8 +71,7 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
 
 
 def find_flags() -> dict[str, str]:
-    """Return the environment variables that change what the compiler does, with their current
-    values."""
+    """Return the environment variables that change what the compiler does, with their values."""
     environ = settings.variables()
     return {name: environ[name] for name in FLAGS if name in environ}
 
@@ -80,8 +79,7 @@ def find_flags() -> dict[str, str]:
 def check_programs(
     board: JobBoard, ref: JobRef, attempt: int, tell: Callable[[str], None]
 ) -> CheckReport:
-    """Compile an attempt's programs for the real slice that the job simulated, and store the report
-    with the job.
+    """Compile an attempt's programs for the real slice that the job simulated; store the report.
 
     Args:
         board: reads the job's records.

@@ -260,8 +260,8 @@ def check_terminal(*, has_terminal: bool, allowed: bool) -> None:
 
 
 def _explain_ssh(ref: JobRef, debugger: Debugger, port: int, working_dir: str | None) -> str:
-    """Return instructions for reaching the debugger on a Ray node, whose ports kinetic does not
-    forward."""
+    """Return instructions for reaching the debugger on a Ray node, to which nothing is
+    forwarded."""
     near, node = port or DEFAULT_PORT, debugger.address or "NODE"
     return (
         f"kinetic cannot forward ports of Ray nodes. {ref.job_id} keeps running; its debugger "

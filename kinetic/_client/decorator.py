@@ -1,5 +1,4 @@
-"""Step 1, specify: `kinetic.run`. An invalid option raises when the function is decorated, not when
-it is called."""
+"""Step 1, specify: `kinetic.run`. Invalid options raise at the decoration, not at the call."""
 
 from __future__ import annotations
 

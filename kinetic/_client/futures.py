@@ -136,8 +136,8 @@ class EndWatcher:
                 self._thread.start()
 
     def add(self, job: AwaitedJob, call: OnEnd) -> None:
-        """Register `call` for the end of the job. The watching thread calls it, so it must return
-        quickly."""
+        """Register `call` for the end of the job. It runs in the watching thread: it must be
+        quick."""
         with self._lock:
             watched = self._jobs.setdefault(job, _Watched(self._clock() + FIRST_POLL_S))
             watched.calls.append(call)

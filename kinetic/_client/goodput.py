@@ -35,8 +35,7 @@ class GoodputReader:
         self.attempts: list[Goodput] = []
 
     def read(self, gang: GangPicture, until: float) -> None:
-        """Compute how the time of each attempt was used so far. Metrics that cannot be read are
-        left out.
+        """Compute how the time of each attempt was used. Metrics that cannot be read are left out.
 
         Args:
             gang: the job's attempts and their hosts.
@@ -54,8 +53,7 @@ class GoodputReader:
         )
 
     def describe(self) -> str:
-        """Return a text for users that says how the job's time was used; "" if no steps are
-        recorded."""
+        """Return for users how the job's time was used; "" if no steps are recorded."""
         return add_up(self.attempts).describe(self.cost)
 
     def to_json(self) -> dict[str, Any]:

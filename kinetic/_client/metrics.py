@@ -34,8 +34,7 @@ class RowsReader:
         self._decoders: dict[tuple[int, int], RowDecoder] = {}
 
     def read(self) -> Iterator[tuple[LogChunk, list[Rows]]]:
-        """Yield each new chunk of a log, with the rows whose last byte is in it. Does not wait for
-        more.
+        """Yield each new chunk of a log, with the rows whose last byte is in it. Never waits.
 
         Raises:
             StoreError: the store does not answer.

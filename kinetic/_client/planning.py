@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
 _MB = 1_000_000
 STILL_NOTICE_S = 60.0
-"""When all hosts have stood still for this many seconds, the output names the host that holds up
-the others."""
+"""After all hosts have stood still for this time, the output names the host that holds them up."""
 _LARGEST_SHOWN = 5
 SECRET_BYTES = 1_000_000
 """Limit for a job's secrets: a Kubernetes Secret holds 1 MiB, including keys that the gang adds."""
@@ -175,8 +174,7 @@ def default_place(settings: Settings) -> Place:
 
 
 class BatchMember(NamedTuple):
-    """A batch's input whose job is about to be submitted: its batch, its index and the batch's
-    options."""
+    """An input whose job is about to be submitted: its batch, its index and the batch's options."""
 
     group_id: str
     number: int
@@ -422,9 +420,9 @@ def plan_function(
 
 
 def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables that a job takes from the caller's environment: first those for the
-    payload, then those to send with the secrets. A captured variable is sent with the secrets if
-    its name looks secret, or if it takes effect when a process starts. Variables in `env=` are not
+    """Return the variables that a job takes from the caller's environment: those for the payload,
+    and those to send with the secrets. A captured variable is sent with the secrets if its name
+    looks secret, or if it takes effect when a process starts. Variables in `env=` are not
     captured."""
     variables = configuration.variables()
     selected = environment.select_env_vars(options.capture_env_vars, variables)
@@ -448,8 +446,7 @@ def _check_secrets(secrets: Mapping[str, str], place: Place) -> None:
 
 
 def complete_options(options: Options, settings: Settings) -> Options:
-    """Return the options, completed with those settings that hosts need and that apply to the
-    job."""
+    """Return the options, completed with the settings that hosts need and that apply to the job."""
     single = options.controller == "single"
     joins_slices = options.topology.kind == "tpu" and options.most_slices > 1 and not single
     return dataclasses.replace(

@@ -114,8 +114,7 @@ def load(board: JobBoard, ref: JobRef, data: bytes) -> Any:
 def error(
     board: JobBoard, ref: JobRef, outcome: Outcome, last_lines: Callable[[int], str]
 ) -> BaseException:
-    """Return the exception to raise for a failed job: the function's own if it can be unpickled
-    here.
+    """Return the exception to raise for a failed job: the function's, if it can be unpickled here.
 
     Args:
         board: reads the job's records.
@@ -255,8 +254,8 @@ def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
 
 
 def _project_folders(board: JobBoard, ref: JobRef) -> list[str]:
-    """Return the existing folders of the submitter's import path that are missing in this process's
-    `sys.path`."""
+    """Return the folders of the submitter's import path that exist here, but are not on our
+    path."""
     plan = board.plan(ref)
     if plan is None or not plan.client_root:
         return []

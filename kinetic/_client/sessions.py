@@ -192,8 +192,7 @@ class SessionHandle:
         )
 
     def _has_options(self, wanted: Session, keep: object, budget_usd: float | None) -> bool:
-        """True if the session was started with these options. Options with default values are
-        ignored."""
+        """True if the session was started with these options; default values fit any session."""
         terms, plan = self._terms, self._plan
         return (
             wanted.idle_timeout_s in (IDLE_S, terms.idle_timeout_s)

@@ -223,8 +223,7 @@ def _send_content(planned: Planned, store: Store) -> Planned:
 
 
 def _send(contents: Mapping[str, bytes], store: Store) -> None:
-    """Send those contents (by digest) that the store lacks. Mark the others as used now, so that
-    pruning keeps them."""
+    """Send those contents (by digest) that the store lacks; protect the others from pruning."""
     keys = {layout.blob(digest): data for digest, data in contents.items()}
     existing = many.renew_many(store, keys)
     absent = {key: data for key, data in keys.items() if key not in existing}

@@ -1,4 +1,4 @@
-"""The API server of a cluster, for `kinetic up`: reads objects, applies them and waits for
+"""The API server of a cluster, for `kinetic up`: reads and applies objects, waits for
 controllers."""
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ class ControlPlane:
                 time.sleep(POLL_S)
 
     def install(self, release: Release, documents: Iterable[Document]) -> None:
-        """Apply a release's manifest, wait until its controller runs, and then mark the release as
-        applied."""
+        """Apply a release's manifest, wait until its controller runs, then mark it as applied."""
         for document in documents:
             self.apply(mark(document, self._name))
         ends = time.monotonic() + LONGEST_S

@@ -1,5 +1,4 @@
-"""Bring the cloud to the wanted state, in rounds: observe, compute the difference, carry out its
-steps.
+"""Bring the cloud to the wanted state in rounds: observe, take the difference, carry out its steps.
 
 Nothing is remembered between two rounds, so it does not matter who created what, or when: this
 command, an earlier run of it that was interrupted, or another command at the same time.
@@ -110,8 +109,7 @@ def observe(wanted: Wanted, doors: Doors, *, whole: bool = True) -> Observed:
 def observe_objects(
     wanted: Wanted, observed: Observed, plane: ControlPlane, releases: Mapping[str, Release]
 ) -> Observed:
-    """Return `observed`, completed with those objects in the cluster that the difference depends
-    on."""
+    """Return `observed`, completed with the objects in the cluster that the difference needs."""
     caller, wanted = plane.read_caller(), with_pools(wanted, observed)
     documents = [
         *objects.make_access(wanted, caller),
@@ -243,8 +241,7 @@ def fill_cluster(
     releases: Mapping[str, Release],
     report: Callable[[str], None],
 ) -> None:
-    """Create the objects inside a cluster that is not on Google Cloud. `entry` is the access to
-    it."""
+    """Create the objects inside a cluster that is not on Google Cloud, with the access `entry`."""
     with contextlib.closing(ControlPlane(entry, variables, wanted.name)) as plane:
         observed = observe_objects(wanted, Observed(), plane, releases)
         _fill(plane, difference(wanted, observed, releases), releases, report)

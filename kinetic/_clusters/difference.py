@@ -1,5 +1,4 @@
-"""The decisions of `kinetic up`, `down` and `pool`: which steps lead from the observed state to the
-wanted one.
+"""The decisions of `kinetic up`, `down` and `pool`: steps from the observed to the wanted state.
 
 In: a `Wanted` and an `Observed`. Out: the steps that turn the one into the other, in order. Pure.
 After an interruption the same command is run again: it computes the steps that remain from what
@@ -84,16 +83,14 @@ class Step:
 
     @property
     def is_inside(self) -> bool:
-        """True if the step changes an object inside the cluster, through its API server. Such steps
-        come last."""
+        """True if the step changes an object inside the cluster. Such steps come last."""
         return self.action in (Action.APPLY, Action.INSTALL)
 
 
 def difference(
     wanted: Wanted, observed: Observed, releases: Mapping[str, Release] = RELEASES
 ) -> list[Step]:
-    """Return the steps that lead from the observed state to the wanted one; [] if there is nothing
-    to do.
+    """Return the steps from the observed state to the wanted one; [] if there is nothing to do.
 
     Raises:
         PreflightError: something with a wanted name exists that `up` did not make, the zone lacks a

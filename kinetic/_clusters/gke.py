@@ -37,8 +37,7 @@ class Gke:
         return list(self._ask("GET", path, "list the clusters").get("clusters") or ())
 
     def get_cluster(self, wanted: Wanted) -> Document | None:
-        """Return GKE's document of a cluster, with its node pools; None if the cluster does not
-        exist."""
+        """Return GKE's document of a cluster, with its node pools; None if there is none."""
         place = (wanted.name, wanted.location)
         return next((c for c in self.list_clusters() if (c["name"], c["location"]) == place), None)
 
@@ -64,8 +63,7 @@ class Gke:
     def _change(
         self, wanted: Wanted, method: str, path: str, action: str, body: Document | None = None
     ) -> None:
-        """Start an operation of GKE, after the operations that are running on the cluster, and wait
-        until it has ended."""
+        """Start an operation, after those that run on the cluster, and wait until it has ended."""
         ends = time.monotonic() + LONGEST_S
         while True:
             try:
@@ -80,8 +78,7 @@ class Gke:
             self._follow(wanted, operation, action)
 
     def wait(self, wanted: Wanted, target: str, action: str = "") -> None:
-        """Wait for the operations that GKE is running on `target`: a cluster's name, or
-        "cluster/pool"."""
+        """Wait for GKE's operations on `target`: a cluster's name, or "cluster/pool"."""
         suffix = f"/clusters/{target.replace('/', '/nodePools/')}/"
         path = f"{wanted.parent}/operations"
         answer = self._ask("GET", path, "list GKE's operations")

@@ -41,8 +41,7 @@ def describe(wanted: Wanted, steps: Sequence[Step], own: Mapping[str, float]) ->
 
 
 def list_steps(steps: Sequence[Step]) -> list[str]:
-    """Return the steps as numbered lines. Consecutive steps for objects inside the cluster share a
-    line."""
+    """Return numbered lines. Consecutive steps for objects inside the cluster share a line."""
     lines: list[str] = []
     number = 1
     for is_object, group in groupby(steps, lambda step: step.action is Action.APPLY):

@@ -1,5 +1,4 @@
-"""The manifest of a KubeRay cluster for slices. It is printed for the user and never applied.
-Pure."""
+"""The manifest of a KubeRay cluster for slices: printed for the user, never applied. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Errors for requests that Google refuses; they say what to do. In: code and message. Out: an
-error. Pure."""
+"""Errors for Google's refusals that say what to do. In: code and message. Out: an error. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ class NotEnabled(PreflightError):
 
 
 class OperationUnderWay(BackendUnavailable):
-    """GKE is running another operation on the cluster; the request may be sent again when that has
-    ended."""
+    """GKE is running another operation on the cluster; send the request again afterwards."""
 
 
 def explain(project: str, action: str, code: int, detail: Mapping[str, Any]) -> KineticError:

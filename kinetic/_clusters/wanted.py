@@ -164,8 +164,7 @@ def name_bucket(project: str, cluster: str) -> str:
 
 
 def choose_location(location: str, slices: Sequence[Topology], *, standard: bool) -> str:
-    """Return the location for a cluster: `location` if it is given, or else the first zone with the
-    accelerators.
+    """Return a cluster's location: `location` if given, else the first zone with the accelerators.
 
     Args:
         location: a zone or region, or "".
@@ -207,8 +206,7 @@ def choose_location(location: str, slices: Sequence[Topology], *, standard: bool
 
 
 def plan_pools(options: Mapping[str, Any]) -> tuple[tuple[Topology, ...], tuple[Pool, ...]]:
-    """Return the slices that the options name, and the node pools that a Standard cluster needs for
-    them.
+    """Return the slices that the options name, and the node pools of a Standard cluster for them.
 
     Raises:
         UnknownAccelerator: there is no such accelerator.

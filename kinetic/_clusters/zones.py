@@ -1,5 +1,4 @@
-"""The zones that have TPUs. With this table, a zone without them is refused before any service is
-called."""
+"""The zones that have TPUs. A zone without them is thus refused before any service is called."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ _FREE = frozenset(
         *("send", "send-done", "recv", "recv-done", "async-start", "async-update"),
     )
 )
-"""Instructions that themselves read and write no memory. The computations that they call may do
-so."""
+"""Instructions that read and write no memory themselves; computations that they call may."""
 _MOVES = _FREE | {"copy"}
 """Instructions that make no new array."""
 _COLLECTIVES = (
@@ -336,8 +335,8 @@ def _count_written_bytes(where: Computation, instruction: Instruction, inner: Co
 
 
 def _count_put_bytes(where: Computation, instruction: Instruction) -> float:
-    """Return the bytes that an instruction writes into parts of arrays. For each array, count at
-    most the array's size."""
+    """Return the bytes that an instruction writes into parts of arrays: per array at most its
+    size."""
     names = _list_wholes(instruction)
     wholes = [_find_array(where, name) for name in names]
     parts = [_find_array(where, name) for name in instruction.operands[-len(names) :]]

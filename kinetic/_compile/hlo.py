@@ -94,8 +94,7 @@ class Instruction(NamedTuple):
     is_root: bool = False
 
     def attribute(self, name: str) -> str:
-        """Return the computation or word that is an attribute's value; "" if there is no such
-        attribute."""
+        """Return the computation or word that is the value of an attribute; "" if it is missing."""
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return match[1] if match else ""
 

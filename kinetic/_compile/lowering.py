@@ -200,8 +200,7 @@ def _find_donated(call: Any, shapes: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _describe_shape(leaf: Any) -> Any:
-    """Return the shape of an array, with its sharding if it is committed; anything else
-    unchanged."""
+    """Return the shape of an array, with its sharding if committed; anything else unchanged."""
     import jax
     import numpy as np
 
@@ -222,8 +221,8 @@ def _describe_shape(leaf: Any) -> Any:
 
 @contextlib.contextmanager
 def _lower_for_tpus(names: Sequence[tuple[str, Any]]) -> Iterator[list[Any]]:
-    """Lower everything in the block for TPUs, and yield the list to which the lowered computations
-    are added.
+    """Lower everything in the block for TPUs, and yield the list that gets the lowered
+    computations.
 
     Args:
         names: Names and shapes of the arguments; may be empty.

@@ -30,8 +30,7 @@ Frame = tuple[str, str, str]
 
 
 def read_origins(text: str) -> tuple[str, ...]:
-    """Return the user's source line, "file:line (function)", for each operation in order; "" if
-    unknown.
+    """Return the user's source line of each operation, "file:line (function)"; "" if unknown.
 
     Args:
         text: A StableHLO module with its locations.
@@ -77,8 +76,7 @@ def _read_frames(table: Mapping[str, str], name: str, depth: int = 0) -> Iterato
 def rename_origins(
     report: CompileReport, before: Sequence[str], now: Sequence[str]
 ) -> CompileReport:
-    """Return a report with the present source lines, `now`, in place of those at the time of
-    compiling, `before`."""
+    """Return a report in which the present source lines, `now`, replace those of `before`."""
     moved = dict(zip(before, now, strict=False))
     buffers = tuple(
         replace(buffer, source=moved.get(buffer.source, buffer.source)) for buffer in report.buffers

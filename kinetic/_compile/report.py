@@ -218,8 +218,7 @@ class CompileReport(Record, called="The report of the compiler"):
         return f"<pre>{escape(self.text())}</pre>"
 
     def summary(self) -> dict[str, Any]:
-        """Return the report and figures derived from it as a JSON object, with null for unknown
-        ones."""
+        """Return the report and derived figures as a JSON object, with null for unknown ones."""
         is_known = _has_costs(self)
         return self.to_json() | {
             "total_bytes": self.memory.total,
@@ -280,8 +279,7 @@ def summarize(report: CompileReport) -> str:
 
 
 def _has_costs(report: CompileReport) -> bool:
-    """True if the report has the costs of a run, which are computed from a dump of the compiled
-    program."""
+    """True if the report has the costs of a run; they are read from a dump of the program."""
     return report.fits and not report.detail
 
 

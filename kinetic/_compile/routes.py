@@ -18,8 +18,7 @@ _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 
 @dataclass(frozen=True)
 class DeviceLayout:
-    """The mesh of a program in its compiled form, for which the program is compiled for one slice
-    only.
+    """The mesh of a compiled program. The program is compiled for one slice only.
 
     Attributes:
         axes: (name, size), in order; none for a program of one device.

@@ -227,8 +227,7 @@ def _describe_skip(build: Callable[[], Built], target: CompileTarget, why: str) 
 
 
 def _find_sizes(target: CompileTarget) -> list[CompileTarget]:
-    """Return the sizes of slices of this family to try, smallest first, with one slice for each
-    number of chips."""
+    """Return the slices of this family to try, smallest first, one for each number of chips."""
     family = next(family_row for family_row in TPUS if family_row.name == target.topology.family)
     rows = [row for row in catalog.catalog_rows() if row.family == family.name]
     if not rows:

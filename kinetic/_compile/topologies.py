@@ -24,9 +24,8 @@ from kinetic.errors import PreflightError, UsageError
 _LIBTPU_NAMES = {"v5litepod": "v5e"}
 """libtpu's names of families, where they differ from kinetic's."""
 _CHIP_CONFIGS = {"v4": "megacore"}
-"""Names of chip configurations, for families whose default in libtpu differs from real machines.
-The two cores of a v4 are one device there. (v5p is right by default; v3 and tpu7x have two
-devices.)"""
+"""Names of chip configurations, where libtpu's default differs from real machines. The two cores of
+a v4 are one device there. (v5p is right by default; v3 and tpu7x have two devices.)"""
 _HOST_LAYOUTS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 """Layout of the chips of a host, by the number of its chips."""
 _QUIET_VARIABLES = {
@@ -177,8 +176,8 @@ def _describe(
 
 
 def _load(library: str) -> None:
-    """Load libtpu into this process as JAX does, unless it is loaded. A process can load only one
-    libtpu."""
+    """Load libtpu into this process as JAX does, unless one is loaded: a process can load only
+    one."""
     from jaxlib import (  # type: ignore[attr-defined]
         _profiler,
         xla_client,
@@ -192,15 +191,13 @@ def _load(library: str) -> None:
 
 
 def find_slice(device: Any) -> int:
-    """Return the index of a device's slice; 0 for the devices of a single slice, which have no
-    index."""
+    """Return the index of a device's slice; 0 for devices of a single slice, which lack it."""
     return int(getattr(device, "slice_index", 0))
 
 
 @contextlib.contextmanager
 def hide_machine() -> Iterator[None]:
-    """Keep libtpu from printing warnings about missing chips while it is loaded, or while JAX looks
-    for chips."""
+    """Keep libtpu from warning of missing chips, while it is loaded or JAX looks for chips."""
     before = {name: os.environ.pop(name, None) for name in _QUIET_VARIABLES}
     os.environ.update(_QUIET_VARIABLES)
     try:

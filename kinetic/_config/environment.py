@@ -33,8 +33,7 @@ _PROCESS_VARIABLES = """
 """Variables that any process needs. The last lines list variables for access to buckets and hubs:
 they may hold the path of a file with credentials, but never the credentials themselves."""
 MACHINE_BOUND = frozenset(_MACHINE_VARIABLES.split())
-"""Variables that describe this machine. They are captured only by their exact name, not by a prefix
-with "*"."""
+"""Variables that describe this machine. Only an exact name captures them, no prefix with "*"."""
 _INHERITED = frozenset(_PROCESS_VARIABLES.split())
 _HOST_VARIABLES = frozenset(
     [

@@ -224,8 +224,7 @@ _WAY_OUT = "Change the file's owner or mode, or set KINETIC_PROFILES_FILE to ano
 
 
 def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
-    """Read the file, change the profiles with `how`, and replace the file. Return the changed
-    profiles.
+    """Read the file, change the profiles with `how`, replace the file, and return the new ones.
 
     Raises:
         UsageError: raised by `how`; the file is unchanged.

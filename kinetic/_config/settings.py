@@ -156,8 +156,7 @@ class Settings:
     slice_away_s: float = _row("KINETIC_SLICE_AWAY_S", parsers.number, 0.0)
     """Seconds until a lost simulated slice comes back."""
     preload: str = _row("KINETIC_PRELOAD", parsers.one_of("auto", "off"), "auto")
-    """With "auto", keep a process that has imported JAX, from which hosts are forked, as long as
-    the caller lives."""
+    """With "auto", keep a process with JAX imported, to fork hosts from, while the caller lives."""
     service_account: str = _row("KINETIC_SERVICE_ACCOUNT", parsers.text, "kinetic")
     """The service account of pods."""
     pod_python: str = _row("KINETIC_POD_PYTHON", parsers.absolute_path, "")
@@ -171,8 +170,7 @@ class Settings:
     pathways_version: str = _row("KINETIC_PATHWAYS_VERSION", parsers.text, "latest")
     """The tag of Pathways' images."""
     prices: Mapping[str, float] = _row("KINETIC_PRICES", parsers.prices, {})
-    """The user's prices in US dollars for one chip and one hour, by family (see
-    `parsers.prices`)."""
+    """The user's prices of a chip in US dollars an hour, by family (see `parsers.prices`)."""
     sources: Mapping[str, SettingSource] = field(default_factory=dict)
 
     def setting(self, name: str) -> Setting:
@@ -198,8 +196,7 @@ class Settings:
 
     @property
     def is_for_ray(self) -> bool:
-        """True if jobs go to a Ray cluster. Options of a single call may still choose another
-        backend."""
+        """True if jobs go to a Ray cluster; options of a call may say otherwise."""
         return self.backend == "ray" or (self.backend is None and self.names_ray)
 
     @property
@@ -224,15 +221,13 @@ _session: str | None = None
 
 
 def choose_log_level(level: str | None) -> None:
-    """Log messages of this level and above in this process; None returns to the level that the
-    environment names."""
+    """Log messages of this level and above in this process; None: as the environment says."""
     global _log_level
     _log_level = level
 
 
 def choose_session(name: str | None) -> None:
-    """Run all later calls of this process on this session; None returns to the session that the
-    environment names."""
+    """Run all later calls of this process on this session; None: as the environment says."""
     global _session
     _session = name
 

@@ -87,8 +87,7 @@ class JobList(NamedTuple):
         return Counter(row.ref.place.session for row in self.rows)
 
     def select(self, state: str, words: str) -> list[JobRow]:
-        """Return the jobs in `state` ("" for any) that have all of the words in their names, batch
-        or session."""
+        """Return the jobs in `state` ("": any) whose names, batch or session contain all words."""
         wanted = words.casefold().split()
         sessions = {job_id: f"{job_id} session {name}" for job_id, name in self.sessions().items()}
         rows = []
@@ -148,8 +147,7 @@ class BoardWatch:
         self._next_at = time.monotonic() + pause_s
 
     def _list_jobs(self) -> None:
-        """Add rows for new jobs and drop the rows of removed jobs. The rows stay sorted, newest job
-        first."""
+        """Add rows for new jobs and drop those of removed jobs; rows stay sorted, newest first."""
         ids = set(index.list_ids(self._access.store))
         new = ids - self._rows.keys()
         if not new and len(ids) == len(self._rows):

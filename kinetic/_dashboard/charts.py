@@ -111,8 +111,7 @@ class ChartReader:
         self._has_pending = False
 
     def draw_changed(self) -> list[Chart]:
-        """Return all new charts. Of the changed charts, return the `AT_ONCE` that were drawn
-        longest ago.
+        """Return all new charts, and the `AT_ONCE` changed charts that were drawn longest ago.
 
         Raises:
             StoreError: the store does not answer.

@@ -73,8 +73,7 @@ T = TypeVar("T")
 
 
 def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
-    """Return the application, which `guard.Guard` protects. Streams end once `is_ending()` is
-    true."""
+    """Return the application, to be protected by `guard.Guard`. Streams end on `is_ending()`."""
     pages = Pages(access, is_ending)
     script = _read_static(_SCRIPT)
 
@@ -277,8 +276,7 @@ class Pages:
         return pieces
 
     def _read_line(self, scene: JobScene, jobs: JobList) -> dict[str, Any]:
-        """Return a session's calls on the time line, and the time at which the session ends by
-        itself."""
+        """Return a session's calls on the time line, and when the session ends by itself."""
         until = scene.standing.ended_at or self._access.now()
         calls = [row for row in jobs.rows if row.ref.place.session == scene.ref.job_id]
         line = draw_line(calls, scene.started_at or until, until)
@@ -360,8 +358,8 @@ class Pages:
     # -- actions -----------------------------------------------------------------------------------
 
     def act(self, act: Act) -> Callable[[Request], Awaitable[Response]]:
-        """Return the request handler of a button. It calls `act`, which does the button's work, in
-        a thread."""
+        """Return the request handler of a button. It calls `act`, the button's work, in a
+        thread."""
 
         async def answer(request: Request) -> Response:
             ref = await _in_thread(self._find, request)
@@ -424,7 +422,7 @@ class Pages:
         return read_batch(self._access.store, group_id, jobs, self._spending)
 
     def show_capacity(self, request: Request) -> Response:
-        """Show the capacity page. Its table is loaded separately, because a cluster may answer
+        """Show the capacity page. Its table is loaded later, because a cluster may answer
         slowly."""
         return self._page(request, "capacity.html")
 

@@ -32,8 +32,7 @@ ACTIVITY_EVERY_S = 1.0
 _AWAY = "away"
 _LOST = "lost"
 _DETAILED_HOSTS = 64
-"""Gangs of at most this many hosts are drawn with details; in larger gangs each host is a
-square."""
+"""Larger gangs than this are drawn without details: each host is a square."""
 _MOST_CHIPS = 8
 LEAST = 8
 """Smallest length of an attempt's bar, in thousandths of the time line, so that it is visible."""

@@ -25,8 +25,7 @@ from kinetic._in_job import slices
 from kinetic.errors import UsageError, UsageTypeError, a_type
 
 MOST_NAMES = 10_000
-"""Most names of metrics in a process; further names are dropped. Only programs with a mistake reach
-this limit."""
+"""Most names per process; further names are dropped. Only a faulty program reaches this limit."""
 
 _Converter = Callable[[str, Any], Any]
 """Converts a value of one type to a float. A JAX array is returned unchanged, for the sender."""
@@ -129,8 +128,8 @@ def mark_step(step: int) -> None:
 
 
 def note_span(name: str, began_s: float) -> None:
-    """Record that something took from `began_s`, a monotonic time, until now; a no-op outside a
-    job."""
+    """Record that something took from `began_s` (monotonic time) until now; a no-op outside
+    jobs."""
     now, state = _monotonic(), _log or _begin()
     if state.sender is not None and now - began_s >= metric_sender.SHORTEST_SPAN_S:
         state.sender.add(MetricRow(now, NO_STEP, {name: now - began_s}, False))

@@ -40,8 +40,7 @@ class Peers(Protocol):
         ...
 
     def broadcast(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
-        """Return the bytes that process `source` passed as `data`. All processes must pass the same
-        size."""
+        """Return the bytes that process `source` passes. All processes must pass the same size."""
         ...
 
     def wait_at_barrier(self, name: str, limit_s: float) -> None:
@@ -57,8 +56,7 @@ class Peers(Protocol):
         ...
 
     def get(self, key: str, limit_s: float) -> str | None:
-        """Wait until a key is set, and return its value; None if it is not set within `limit_s`
-        seconds."""
+        """Wait until a key is set, and return its value; None if it is not set in time."""
         ...
 
     def get_all(self, folder: str) -> dict[str, str]:

@@ -16,8 +16,7 @@ ATTEMPT = "KINETIC_ATTEMPT"
 SLICES = "KINETIC_SLICES"
 """Variable with the slices that take part, such as "0,2"; set for an elastic single controller."""
 LOST_AT = "KINETIC_LOST_AT"
-"""Variable with the time at which a slice was lost before this attempt, on the host's monotonic
-clock."""
+"""Variable with the time of the slice loss before this attempt, on the host's monotonic clock."""
 
 
 def slice_index() -> int:

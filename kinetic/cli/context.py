@@ -53,8 +53,8 @@ class AppContext(JobAccess):
     hold: Callable[[str, Mapping[str, Any]], tuple[SessionHandle, bool]] = _refuse
 
     def find(self, text: str) -> JobRef:
-        """Return the job with this id, or the only job whose id starts with this text; "-" is the
-        newest job."""
+        """Return the job with this id, or the only job whose id begins so; "-" is the newest
+        job."""
         return self.newest() if text == NEWEST else super().find(text)
 
     def newest(self) -> JobRef:
@@ -97,8 +97,7 @@ class AppContext(JobAccess):
         return [ref for ref in refs if ref.group_id in matches]
 
     def open_batch(self, text: str) -> BatchHandle[Any]:
-        """Return the handle of the batch that `list_batch` finds for this text. Raises the errors
-        of `list_batch`."""
+        """Return the handle of the batch that `list_batch` finds. Raises the same errors."""
         from kinetic._client.batch.handle import reopen_batch  # Few commands need it.
 
         refs = self.list_batch(text)
@@ -144,8 +143,7 @@ class AppContext(JobAccess):
         return handle
 
     def handle(self, text: str) -> JobHandle[Any]:
-        """Return the handle of the job with this id, or of the only job whose id starts with this
-        text."""
+        """Return the handle of the job with this id, or of the only job whose id begins so."""
         return self.handle_of(self.find(text))
 
 

@@ -69,8 +69,7 @@ class Assignment(_PairType):
 
 
 class SlicesParam(_SlicesType):
-    """A parameter type for a number of slices, or for minimum and maximum of an elastic job:
-    1:3."""
+    """A parameter type for a number of slices, or minimum and maximum of an elastic job: 1:3."""
 
     name = "N|LEAST:MOST"
 
@@ -203,8 +202,8 @@ def json_option(command: F) -> F:
 
 
 def ignore_option(*names: str, is_flag: bool = False) -> Callable[[F], F]:
-    """Return a decorator that accepts and ignores an option of keras-kinetic, so that its command
-    lines keep working."""
+    """Return a decorator that accepts and ignores an option, as command lines of keras-kinetic use
+    it."""
     return click.option(*names, hidden=True, expose_value=False, is_flag=is_flag)
 
 

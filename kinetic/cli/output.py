@@ -357,8 +357,7 @@ def silence_stdout() -> None:
 
 
 def silence_broken_stdout() -> str:
-    """If stdout cannot be written, return the reason and discard everything printed from now on; ""
-    if stdout works."""
+    """If stdout cannot be written, discard all further output and return why; "" if it works."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -1,5 +1,5 @@
-"""The program of `kinetic run`: parsed from the command line, checked, and wrapped in a function
-for hosts."""
+"""The program of `kinetic run`: parsed from the command line, checked, made a function for
+hosts."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The job's display name: the name of the file; if a folder is run, the name of the
-        folder."""
+        """The job's display name: the name of the file, or of the folder if a folder is run."""
         path = Path(self.target)
         if self.kind is ProgramKind.SCRIPT and path.name == _MAIN_FILE:
             path = path.parent.absolute()
@@ -124,8 +123,7 @@ def refuse_late(program: Program | None, words: Collection[str]) -> None:
 
 
 def _find_script(target: str) -> str:
-    """Return the path of the script. For a folder, return the path of the file that `python FOLDER`
-    runs."""
+    """Return the path of the script; for a folder, of the file that `python FOLDER` runs."""
     path = Path(target)
     if path.is_dir():
         if not (path / _MAIN_FILE).is_file():

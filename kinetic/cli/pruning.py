@@ -60,8 +60,7 @@ def _end_time(ref: JobRef, standing: JobStanding) -> float:
 
 
 def remove(app: AppContext, ref: JobRef) -> None:
-    """Remove an ended job: its resources on the backend, its records and its logs. The job's output
-    folder stays."""
+    """Remove an ended job: its resources, its records and its logs. Its output folder stays."""
     app.backend_of(ref).cleanup(ref)
     stored.remove(app.store, ref.job_id)
 
@@ -135,8 +134,7 @@ def digest(content: Entry) -> str:
 
 
 def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
-    """Yield ids of old jobs without a reference: their submission was killed before it wrote
-    one."""
+    """Yield ids of old jobs without a reference: their submission was killed before that."""
     for job_id in sorted(jobs.difference(stored.list_ids(store))):
         prefixes = (layout.JobKeys(job_id).prefix, layout.JobKeys(job_id).listing)
         if all(_is_older(store, prefix, older_than) for prefix in prefixes):

@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from kinetic._backends.kubernetes.image_builds import BundledImages
 
 PATIENT_TRIES = 5
-"""Most tries to create a Secret. Each try may take 15 seconds, because the connection retries,
-too."""
+"""Most tries to create a Secret. Each may take 15 s, because the connection retries, too."""
 _GRACES_S: dict[int, int | None] = {signal.SIGKILL: 0, signal.SIGTERM: None}
 """Grace periods in seconds for deleting a pod, by the signal that the caller asked for: pods cannot
 be signalled. None keeps the period in the pod's spec."""
@@ -184,8 +183,7 @@ class KubernetesBackend:
         self._reader.note_created(ref, created)
 
     def _create_patiently(self, resource: Resource, document: Document) -> None:
-        """Create an object without which an existing workload cannot start. Retries more often than
-        other calls."""
+        """Create an object without which an existing workload cannot start, with extra retries."""
         for tries in reversed(range(PATIENT_TRIES)):
             try:
                 self._api.create(resource, document)
@@ -272,8 +270,8 @@ class KubernetesBackend:
         return _Judged(status)
 
     def _goes_on(self, ref: JobRef) -> bool:
-        """True if a job that lost its leader may get another attempt, or such an attempt is about
-        to begin."""
+        """True if a job that lost its leader may get another attempt, or begins one at this
+        moment."""
         attempt = attempts.find_newest(self._store, ref.job_id)
         retries = self._plan(ref).options.retries
         may_follow = attempts.may_follow(self._store, ref.job_id, attempt, retries)
@@ -291,8 +289,7 @@ class KubernetesBackend:
         return self.status([ref])[ref.job_id].why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """Return why a host was lost, from the state of its pod, or from notes taken before the pod
-        was deleted."""
+        """Return why a host was lost, from its pod, or from notes if the pod was deleted."""
         snapshot = self._read([ref], fresh=True)
         if note := self._loss_notes.of(ref.job_id, host):
             return note
@@ -309,15 +306,13 @@ class KubernetesBackend:
         return finding.sentence
 
     def why_unready(self, ref: JobRef) -> str:
-        """Return why the job was waiting before it ended, from notes: the pods that waited are
-        deleted by now."""
+        """Return why the job waited before it ended, from notes: the pods are deleted by now."""
         return self._loss_notes.find_wait(ref.job_id)
 
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
-        """Delete the hosts' pods: at once (SIGKILL), or with the grace period in their spec
-        (SIGTERM)."""
+        """Delete the hosts' pods: at once (SIGKILL), or with their own grace period (SIGTERM)."""
         if signum not in _GRACES_S:
             raise UsageError(
                 "Hosts on a cluster take no other signals than KILL and TERM, because a cluster "
@@ -335,8 +330,7 @@ class KubernetesBackend:
         )
 
     def connect(self, ref: JobRef, host: int | None, port: int) -> Connection:
-        """Connect to a port of the pod of a host through the API server; with None, of the leader's
-        pod."""
+        """Connect to a port of a host's pod (None: of the leader's pod) through the API server."""
         snapshot = self._read([ref], fresh=True)
         workload = snapshot.workload(ref)
         pods = () if workload is None else current_pods(workload, snapshot.pods_of(ref))
@@ -366,8 +360,7 @@ class KubernetesBackend:
     # -- the end -----------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef) -> None:
-        """Record the cancel request in the store and delete the workload, which sends SIGTERM to
-        the leader."""
+        """Record the request in the store, and delete the workload: the leader gets SIGTERM."""
         cancellation.request(self._store, ref.job_id, lambda: self._delete(ref, "Foreground"))
 
     def cleanup(self, ref: JobRef) -> None:

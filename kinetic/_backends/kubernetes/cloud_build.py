@@ -111,8 +111,7 @@ class CloudBuild:
         return self._calls.call("HEAD", url, accept=_MANIFESTS, allowed=(404,))[0] != 404
 
     def check(self, uri: str, bucket: str) -> None:
-        """Check that the image's repository and the bucket exist, and that the caller may write to
-        the bucket.
+        """Check that the image's repository and the bucket exist, and that the bucket is writable.
 
         Raises:
             PreflightError: something is missing.

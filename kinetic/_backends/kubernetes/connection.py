@@ -72,8 +72,7 @@ PAGE = 500
 CLOSED_WITHIN_S = 5.0
 """Longest wait in seconds for a port-forward to close; the client itself waits up to three."""
 MOST_RESTARTS = 2
-"""Most times that reading a list of several pages starts again because its next page has
-expired."""
+"""Most times that a list of several pages is read anew because its next page has expired."""
 SHARED_BY = ("KUBECONFIG", "HOME", "PATH", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 """The variables on which a connection depends; callers with equal values share one."""
 _loading = threading.Lock()

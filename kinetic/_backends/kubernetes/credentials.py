@@ -35,8 +35,7 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 def log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the user's entry of the kubeconfig, with a token, a certificate, or a name and
-    password.
+    """Return the user's kubeconfig entry, with a token, a certificate, or a name and password.
 
     Args:
         access: the cluster and the user.
@@ -92,8 +91,7 @@ def _log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
 def _run_plugin(
     access: Access, plugin: Mapping[str, Any], variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Run a program that logs in by Kubernetes' ExecCredential protocol; return the user's entry
-    with the credentials.
+    """Log in with a program of Kubernetes' ExecCredential protocol; return the user's entry.
 
     The program's messages go to the terminal, as with kubectl. Without a terminal they become part
     of the error message.
@@ -218,8 +216,7 @@ def explain_google(
     advice: str = "Install gke-gcloud-auth-plugin, or log in with `gcloud auth "
     "application-default login`.",
 ) -> PreflightError:
-    """Return the error for a failed login. It contains `advice`, unless the network is the
-    cause."""
+    """Return the error for a failed login, with `advice` unless the network is the cause."""
     if type(why).__name__ == "TransportError":  # of google.auth, which may not be installed
         advice = "Check the network and your proxy (HTTPS_PROXY, NO_PROXY), then try again."
     cause = " ".join(str(why).split())

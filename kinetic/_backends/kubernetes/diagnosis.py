@@ -333,8 +333,7 @@ def _has_lasted(since: str, now: float | None) -> bool:
 
 
 def _not_queued(observed: Observed, now: float | None) -> JobDiagnosis | None:
-    """Return why a queue has not created a Workload for a job, from the job's events; None if
-    unknown."""
+    """Return why a queue has not created a Workload, from the job's events; None if unknown."""
     name, queue = metadata(observed.workload).get("name", ""), labels(observed.workload)
     warnings = [e for e in _sort_events(observed, name) if e.get("type") == "Warning"]
     if not warnings or QUEUE_LABEL not in queue:
@@ -372,8 +371,7 @@ def _over_quota(
 
 
 def _exceeds(quota: re.Match[str], number: int) -> bool:
-    """True if `number` objects, each as large as the refused one, need more than the quota
-    allows."""
+    """True if `number` objects, each as large as the refused one, exceed the quota."""
     limits = dict(p.split("=", 1) for p in quota["limited"].split(",") if "=" in p)
     needs = dict(p.split("=", 1) for p in quota["requested"].split(",") if "=" in p)
     return any(number * amount_of(needs[k]) > amount_of(limits[k]) for k in needs.keys() & limits)

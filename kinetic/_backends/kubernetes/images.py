@@ -24,8 +24,7 @@ _BUILDER = "gcr.io/cloud-builders/docker"
 _HOME = "/opt/kinetic"
 _NAME = re.compile("[a-z][a-z0-9-]*")
 _TEMPLATE = 1
-"""The version of the generated Dockerfile. Increase it with each change of the Dockerfile: images
-then get other tags."""
+"""The version of the generated Dockerfile; increase it with each change, so that tags change."""
 
 
 def image_of(plan: Plan) -> str:

@@ -51,8 +51,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Kubeconfig:
-    """The merged kubeconfig files. If several entries have the same name, the first counts, as in
-    kubectl.
+    """The merged kubeconfig files. Of entries with the same name, the first counts, as in kubectl.
 
     Attributes:
         current: the current context, or "".
@@ -219,8 +218,7 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
 
 
 def _check_project(context: str, files: str, project: str, zone: str) -> None:
-    """Refuse to use the current context if its name has another project or zone than the job's
-    options.
+    """Refuse the current context if its name has another project or zone than the job's options.
 
     Raises:
         PreflightError: the project or the zone differs.

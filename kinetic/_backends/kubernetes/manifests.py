@@ -28,8 +28,7 @@ from kinetic._core.plan import Plan
 
 KEPT_S = 600
 KEPT_DEBUG_S = 7200
-"""Seconds after which the cluster deletes an ended workload. Output and verdict are in the
-store."""
+"""Seconds until the cluster deletes an ended workload; output and verdict are in the store."""
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _JOBSETS = "jobset.x-k8s.io/v1alpha2"
 _BY_RULE, _AT_NO_COST = "PodFailurePolicy", "RestartJobSetAndIgnoreMaxRestarts"
@@ -47,9 +46,9 @@ _TAKEN_AWAY = (
 """Rule conditions that match pods which the cluster took away. The leader exits with the code
 TAKEN_AWAY if the cluster took another pod of its gang away."""
 _HOST_RESTARTS = 1000
-"""Most failures of each pod in a slice of an elastic job, without evictions. The number is high
-because a Job that fails is not restarted, and the JobSet fails with it. `max_failures=` ends the
-job earlier."""
+"""Most failures of each pod in a slice of an elastic job; evictions do not count. It is high
+because a Job that fails is not restarted and fails its JobSet. `max_failures=` ends a job
+sooner."""
 _FREE = [{"action": "Ignore"} | condition for condition in _TAKEN_AWAY]
 """Rules for pods that the cluster took away: replace them at once, without counting a failure."""
 _GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | condition for condition in _TAKEN_AWAY)]

@@ -122,8 +122,7 @@ class GangShape:
         return any(s.name in (HEAD, PATHWAYS_HEAD) for s in self.sets)
 
     def set_of_event(self, event: Document) -> PodSet:
-        """Return the set of pods whose Job an event is about. The Job's name is
-        <workload>-<set>-<job>."""
+        """Return the set whose Job an event is about. The Job is named <workload>-<set>-<job>."""
         job = str((event.get("involvedObject") or {}).get("name", ""))
         return next((s for s in self.sets if s.name and f"-{s.name}-" in job), self.sets[0])
 
@@ -341,8 +340,7 @@ def name_pods(pods: Iterable[Pod]) -> str:
 
 
 def main_container(pod: Document) -> Document:
-    """Return the container that runs the job: the annotated default, or the first container that
-    is no known sidecar."""
+    """Return the container that runs the job: the annotated default, or the first non-sidecar."""
     containers: list[Document] = (pod.get("spec") or {}).get("containers") or [{}]
     wanted = (metadata(pod).get("annotations") or {}).get(DEFAULT_CONTAINER)
     named = [c for c in containers if c.get("name") == wanted]
@@ -351,8 +349,7 @@ def main_container(pod: Document) -> Document:
 
 
 def current_pods(workload: Document, pods: Iterable[Document]) -> tuple[Pod, ...]:
-    """Return the newest pod of each host, sorted by host. Pods from before the last restart are
-    left out."""
+    """Return the newest pod of each host, by host, without pods from before the last restart."""
     shape = shape_of(workload)
     uid = metadata(workload).get("uid")
     owner = JOBSET_UID_LABEL if _is_jobset(workload) else CONTROLLER_UID_LABEL

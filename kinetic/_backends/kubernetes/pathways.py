@@ -26,8 +26,7 @@ MISSING = (
     "'pathwaysutils[gke]'."
 )
 _WORKER_STARTS = 4
-"""Most starts of a worker in one attempt. When they are used up, the worker's slice counts as
-lost."""
+"""Most starts of a worker in one attempt; if they do not suffice, its slice counts as lost."""
 _CONTAINERS = {
     "server": "pathways-rm",
     "proxy-server": "pathways-proxy",
@@ -127,8 +126,7 @@ def _with_function(theirs: Document, head: Document) -> Document:
 
 
 def _merge_documents(theirs: Document, ours: Document) -> Document:
-    """Return `theirs`, updated with `ours`: JSON objects are merged, all other values are
-    replaced."""
+    """Return `theirs`, updated with `ours`: JSON objects are merged, other values replaced."""
     merged = dict(theirs)
     for name, value in ours.items():
         before = merged.get(name)
@@ -138,8 +136,7 @@ def _merge_documents(theirs: Document, ours: Document) -> Document:
 
 
 def _add_flags(pod: Document, flags: Mapping[str, list[str]]) -> None:
-    """Add the user's arguments after those of the builder: if a flag is given twice, the last one
-    counts."""
+    """Add the user's arguments after the builder's: of two equal flags, the last one counts."""
     by_container = {_CONTAINERS[component]: values for component, values in flags.items()}
     for kind in ("initContainers", "containers"):
         for container in pod.get(kind, ()):

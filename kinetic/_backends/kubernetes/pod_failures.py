@@ -96,8 +96,7 @@ def why_lost(pods: Sequence[Pod]) -> JobDiagnosis | None:
 
 
 def why_stopped(jobs: Iterable[Document]) -> JobDiagnosis | None:
-    """Return the finding that the cluster stopped the job because of its deadline; None if it did
-    not."""
+    """Return the finding that the cluster stopped the job because of its deadline, or None."""
     for job in jobs:
         for kind in ("FailureTarget", "Failed"):
             if (condition(job, kind) or {}).get("reason") == "DeadlineExceeded":
@@ -165,9 +164,8 @@ def _find_first_gone(
 
 
 def why_leaderless(workload: Document, pods: Iterable[Pod]) -> JobDiagnosis | None:
-    """Return why a gang has lost its leader; None if it has not. The cluster itself reports this
-    failure late: after all other pods have ended, or after a lost node has returned or was
-    removed."""
+    """Return why a gang has lost its leader; None if it has not. The cluster reports this failure
+    late: after all other pods have ended, or after a lost node has returned or was removed."""
     pods = list(pods)
     leader = next((pod for pod in pods if pod.leads), None)
     if leader is not None and leader.is_deleting and not leader.is_ready:

@@ -155,8 +155,7 @@ def template(
 
 
 def with_chips(plan: Plan, settings: PodSettings) -> Document:
-    """Return those fields of a pod template that place another program's pods on the plan's
-    chips."""
+    """Return the pod-template fields that place another program's pods on the plan's chips."""
     spec = _place_pod(plan, settings, on_chips=True)
     return {"metadata": _metadata(plan, {}), "spec": _drop_empty(spec)}
 

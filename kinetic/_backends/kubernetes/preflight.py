@@ -202,8 +202,7 @@ def check_memory(api: Api) -> Sequence[Document] | None:
 
 
 def check_sizes(api: Api, sets: Sequence[PodSet]) -> None:
-    """Refuse pods that are larger than every node. On clouds, which may add larger nodes, accept
-    all pods."""
+    """Refuse pods larger than every node, except on clouds, which may add larger nodes."""
     try:
         nodes = api.list(NODES).items
     except (NotFound, PreflightError):

@@ -213,8 +213,7 @@ def _kind_of(selector: Document) -> str:
 
 
 def _largest_pool(fitting: Sequence[Document]) -> int:
-    """Return the number of nodes in the largest node pool: all nodes of a slice must be in one
-    pool."""
+    """Return the number of nodes in the largest pool: all nodes of a slice must be in one pool."""
     sizes = Counter(labels(node).get(pools.POOL_LABEL, "") for node in fitting)
     return max(sizes.values())
 
@@ -241,7 +240,6 @@ def _quote_scheduler(scheduler: str) -> str:
 
 
 def _strip_notes(message: str) -> str:
-    """Drop the scheduler's notes on preemption and claims from its message: they are long and do
-    not help."""
+    """Drop the scheduler's notes on preemption and claims: they are long and do not help."""
     text = re.split(r"\.? (?:no new claims|preemption:)", message)[0]
     return " ".join(text.removeprefix("pod ").split()).rstrip(". ")

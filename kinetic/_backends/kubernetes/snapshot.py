@@ -159,8 +159,7 @@ class ClusterSnapshot:
     is_fresh: bool = True
 
     def covers(self, ref: JobRef) -> bool:
-        """True if the snapshot listed the job's kind of workload, and the job was among the listed
-        jobs."""
+        """True if the snapshot listed the job's kind of workload, and the job itself."""
         return resource_of(ref) in self.kinds and (self.jobs is None or ref.job_id in self.jobs)
 
     def workload(self, ref: JobRef) -> Document | None:
@@ -215,8 +214,7 @@ class ClusterSnapshot:
         )
 
     def _find_queued(self, workload: Document) -> Document | None:
-        """Return Kueue's Workload for a job's workload; an empty one if the caller may not list
-        Workloads."""
+        """Return Kueue's Workload of a workload; an empty one if the caller may not list them."""
         queues = self.context.queues
         if queues is None:
             return {}
@@ -242,8 +240,8 @@ class SnapshotReader:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the last snapshot and the lock in a forked process: a thread of the parent may have
-        held the lock."""
+        """Drop the last snapshot and the lock in a forked process: a parent's thread may hold
+        it."""
         self._lock = threading.Lock()
         self._last: ClusterSnapshot | None = None
         self._begun_at = self._failed_at = -1.0
@@ -321,8 +319,7 @@ def share_reader(api: Api) -> SnapshotReader:
 
 
 _readers: WeakValueDictionary[int, SnapshotReader] = WeakValueDictionary()
-"""Readers by the `id()` of their connections. Each reader keeps its connection alive, so that the
-id is not reused."""
+"""Readers by the `id()` of their connection, which each keeps alive: the id is not reused."""
 _lock = threading.Lock()
 
 
@@ -366,8 +363,7 @@ def _owners(thing: Document, field: str = "uid") -> list[str]:
 
 
 def _list_earlier(own: Document, workloads: Sequence[Document]) -> list[str] | None:
-    """Return the names of the jobs before the Workload `own` in its queue; None if it is in no
-    queue."""
+    """Return the names of the jobs before the Workload `own` in its queue; None without a queue."""
     if not _waits(own):
         return None
     queue = (own.get("spec") or {}).get("queueName")

@@ -51,8 +51,7 @@ REMOVED_FROM_CLUSTER = "its workload was removed from the cluster"
 CANCELLED = "The job was cancelled."
 
 LEAST_START_TIMEOUT_S = 2.0
-"""In the first seconds of a wait, the start timeout cannot have passed, so the plan that contains
-it is not read."""
+"""The start timeout cannot pass in the first seconds of a wait: the plan with it is not read."""
 SUBMISSION_S = 15.0
 """If a workload has no Secret after this many seconds, its submission was interrupted."""
 _PHASES = {Stage.SUCCEEDED: JobStatus.SUCCEEDED, Stage.FAILED: JobStatus.FAILED}
@@ -224,8 +223,7 @@ class JobFacts:
 
 
 def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
-    """Return the status of a job without a verdict, and the reason for its wait if the job
-    waits."""
+    """Return the status of a job without a verdict, and, if it waits, the reason."""
     workload = job.workload
     if workload is None:
         return _judge_absent(job), None

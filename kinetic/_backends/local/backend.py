@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from kinetic._store.base import Store
 
 LINGER_S = 2.0
-"""After a supervisor was killed, wait at most this many seconds for the reports of its hosts; 0.1 s
-is usual."""
+"""Longest wait in seconds for reports of the hosts of a killed supervisor; 0.1 s is usual."""
 _STARTING = "its hosts are starting"
 _ENDING = "its supervisor was killed, and its hosts are ending"
 _KILLED = "its supervisor was killed"
@@ -216,8 +215,7 @@ class LocalBackend:
         return SocketConnection(socket.create_connection(("127.0.0.1", port)))
 
     def processes(self, ref: JobRef) -> GangProcesses | None:
-        """Return the processes that the supervisor has recorded; None if the supervisor has
-        ended."""
+        """Return the processes that the supervisor has recorded; None if it has ended."""
         if not (supervisor := self._is_supervised(ref) and self._supervisor(ref)):
             return None
         return GangProcesses(
@@ -258,8 +256,7 @@ class LocalBackend:
         return existing if lost else ()
 
     def ending_fd(self, ref: JobRef) -> int | None:
-        """Return a descriptor that becomes readable when the supervisor ends; None if the
-        supervisor does not run."""
+        """Return a descriptor that becomes readable when the supervisor ends; None if it has."""
         fd = liveness.ending_fd(self._folder(ref))
         return fd if fd >= 0 else None
 
@@ -269,8 +266,7 @@ class LocalBackend:
         return self._root / layout.JobKeys(ref.job_id).prefix / "local"
 
     def _lingers(self, ref: JobRef) -> bool:
-        """True while the agents of a killed supervisor still end their hosts and write reports, for
-        `LINGER_S` at most."""
+        """True while agents of a killed supervisor end their hosts, for `LINGER_S` at most."""
         since = self._orphaned_at.setdefault(ref.job_id, time.monotonic())
         agents = (self._supervisor(ref) or {}).get("agents", {})
         return time.monotonic() - since <= LINGER_S and any(

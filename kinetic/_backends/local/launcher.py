@@ -131,8 +131,7 @@ class Zygote:
         return int(reply["pid"])
 
     def import_ahead(self, libraries: Sequence[str]) -> None:
-        """Tell the zygote to import libraries before it forks the next supervisor. Each library is
-        sent only once."""
+        """Tell the zygote to import libraries, each once, before it forks the next supervisor."""
         missing = [name for name in libraries if name not in self.imports]
         self.imports.update(missing)
         if missing:
@@ -236,15 +235,14 @@ def _refusal(job_id: str, why: str, number: int | None) -> KineticError:
 def warm_up(
     modules: tuple[str, ...], environ: Mapping[str, str], *, libraries: Sequence[str] = ()
 ) -> None:
-    """Start the zygote for these modules. It imports the modules and `libraries` while the caller
-    packs its call."""
+    """Start the zygote for these modules, to import them and `libraries` while the call is
+    packed."""
     with _lock:
         _zygote_for(modules, environ).import_ahead(libraries)
 
 
 def try_out(modules: tuple[str, ...], environ: Mapping[str, str], *, limit_s: float = 60.0) -> str:
-    """Start a zygote for these modules, let it import them, and end it. Return the error as text;
-    "" on success."""
+    """Start a zygote, let it import these modules, and end it. Return the error; "" on success."""
     try:
         return Zygote(modules, environ).try_out(limit_s)
     except SubmitError as error:
@@ -274,9 +272,8 @@ def _spool() -> IO[bytes]:
 
 
 def _settings_of_zygote(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables that make a difference to a zygote: those read when modules are
-    imported, and those by which agents fetch data. Callers share a zygote only if these are
-    equal."""
+    """Return the variables that matter to a zygote: those read when modules are imported, and those
+    by which agents fetch data. Callers share a zygote only if these are equal."""
     return tuple(
         sorted(
             (k, v)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 POLL_S = 0.02
 """Seconds between two checks for new output."""
 _WAKE_AFTER_S = 0.1
-"""Longest sleep in seconds of a thread that follows a job: the thread must also notice new
-attempts."""
+"""Longest sleep in seconds of a thread that follows a job: it must notice new attempts, too."""
 _CHECKS_PER_S = 5000
 """Most checks of output files per second, for all hosts together."""
 
@@ -172,8 +171,7 @@ def is_agent(pid: int, job_id: str) -> bool:
 def signal_hosts(
     gang: GangProcesses | None, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool
 ) -> tuple[int, ...]:
-    """Send a signal to the workers of hosts, or to their agents. Return the hosts whose process got
-    it."""
+    """Send a signal to the hosts' workers, or to their agents; return the hosts that got it."""
     role, first = "agent" if agents else "worker", {} if gang is None else gang.agents
     # Find all processes first: when one dies, the leader ends the others of its slice.
     pids = {

@@ -67,8 +67,7 @@ def preload_modules(*, needs_jax: bool, variables: Iterable[str]) -> tuple[str, 
 
 
 def preload_libraries(libraries: Iterable[str], *, variables: Iterable[str]) -> tuple[str, ...]:
-    """Return the libraries to import early; () if the job sets variables that these libraries may
-    read."""
+    """Return the libraries to import early; () if the job sets variables that they may read."""
     return () if any(name.startswith(_READ_BY_LIBRARIES) for name in variables) else (*libraries,)
 
 

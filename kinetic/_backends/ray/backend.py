@@ -366,8 +366,7 @@ def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
 
 
 _LEAVING_S, _STOPPING_S = 20.0, 20.0
-"""Longest waits in seconds: for a driver to end by itself, and for a driver that was stopped to
-end."""
+"""Longest waits in seconds: for a driver to end by itself, and for a stopped one to end."""
 
 
 class RayBackend:

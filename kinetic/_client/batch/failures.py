@@ -37,9 +37,9 @@ def error_of(view: BatchView, index: int) -> BaseException | None:
 def batch_error(
     view: BatchView, values: Mapping[int, Any], failed: Mapping[int, BaseException]
 ) -> BatchError:
-    """Return the error of a batch, `failed` has the errors of the inputs without a value, `values`
-    an entry for each input. Its cause is the first failed input's error, else that of a cancelled
-    or skipped input."""
+    """Return the error of a batch. `failed` has the errors of inputs without a value, `values` an
+    entry for each input. The cause is the first failed input's error, else a cancelled or skipped
+    one's."""
     batch = view.records.batch
 
     def rank(index: int) -> tuple[int, int]:
@@ -78,8 +78,8 @@ def batch_error(
 
 
 def describe_unsubmitted(failures: Mapping[int, Exception]) -> str:
-    """Return the number of inputs without a job, and the error of the first one, as text; "" if
-    there are none."""
+    """Return, as text, the number of inputs without a job and the error of the first; "" for
+    none."""
     if not failures:
         return ""
     count = "1 input" if len(failures) == 1 else f"{len(failures):,} inputs"

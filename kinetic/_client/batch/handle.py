@@ -342,15 +342,13 @@ class BatchHandle(Generic[R_co]):
 
     @property
     def _view(self) -> BatchView:
-        """The state of the inputs. A forked child of the submitting process reads it from the
-        store."""
+        """The state of the inputs. A fork of the submitting process reads it from the store."""
         if self._pid != os.getpid():
             self._own_view, self._pid = AttachedView(self._own_view.records), os.getpid()
         return self._own_view
 
     def _iterate_ends(self, timeout: Duration | None, progress: bool) -> Iterator[list[int]]:
-        """Yield lists of inputs as they end. The first list has the inputs that have already
-        ended."""
+        """Yield lists of inputs as they end; the first list has those that have already ended."""
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = time.monotonic() + patience
         view, yielded = self._view, 0

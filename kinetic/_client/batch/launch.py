@@ -1,5 +1,5 @@
-"""The start of a batch. Its record is written before its first job, so that any process can attach
-to it."""
+"""The start of a batch. Its record is written before the first job: any process can attach to
+it."""
 
 from __future__ import annotations
 

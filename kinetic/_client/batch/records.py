@@ -1,5 +1,4 @@
-"""The records of a batch in the store, from which any process can continue to watch it, even if the
-submitting process dies.
+"""The records of a batch in the store: any process can watch it, even after its submitter's death.
 
 `batch.json` is written once, before the first job. The ids of the jobs follow from the batch's id,
 and an input counts as submitted if its job's reference exists, so no record is rewritten when a job
@@ -238,8 +237,7 @@ class BatchRecords:
     # -- read by other processes -------------------------------------------------------------------
 
     def read(self, submitter: SubmitterWatch, entered: Collection[int] = ()) -> BatchReading:
-        """Read the state of all inputs except those in `entered`, whose state the caller already
-        knows.
+        """Read the state of all inputs except those in `entered`, which the caller already knows.
 
         The order of reads matters: first the submitting process, then the end, then references and
         refusals. If the process is dead or has ended the batch, this order reads all that it wrote.

@@ -377,8 +377,8 @@ class BatchSubmitter:
             self._finish()
 
     def _step(self) -> bool:
-        """Submit one input, or wait for an event that may allow the next submission. Return True if
-        there is more to do."""
+        """Submit an input, or wait for an event that may allow that. Return True if there is more
+        to do."""
         view, rules = self._view, self._view.rules
         with view.changes:
             known_events = view.events

@@ -24,8 +24,8 @@ UNKNOWN_ROOM = 64
 
 
 class JobSource(Protocol):
-    """Submits the inputs of a batch, called from one thread only: functions that submit jobs may
-    not be thread-safe."""
+    """Submits the inputs of a batch, from one thread only: user functions may not be
+    thread-safe."""
 
     def snapshot_inputs(self) -> None:
         """Copy the inputs, because the caller may change them before they are submitted."""
@@ -65,8 +65,7 @@ class PackagedCalls:
         return self._shared.with_call(self._pickler.function).warnings
 
     def snapshot_inputs(self) -> None:
-        """Pickle the arguments of all calls. `submit` raises the error of a call that cannot be
-        pickled."""
+        """Pickle the arguments of all calls. `submit` raises the error if one cannot be pickled."""
         self._snapshot = [self._try_pack(index) for index in range(len(self._calls))]
         self._calls = ()
 

@@ -103,8 +103,7 @@ class HostLine:
 
 
 class _Used(NamedTuple):
-    """A reported processor time of a host, with the percentage used since the host's previous
-    report."""
+    """A report of a host's processor time, with the percentage used since the previous report."""
 
     cpu_s: float
     at: float

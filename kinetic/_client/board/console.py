@@ -80,8 +80,8 @@ def _write_text(stream: Any, text: str) -> None:
 
 
 def _write_all(raw: Any, data: bytes) -> None:
-    """Write all data. An unbuffered stream may accept only a part at a time; a non-blocking one may
-    accept nothing at first."""
+    """Write all data. Unbuffered streams may accept only a part at a time, non-blocking ones
+    nothing at first."""
     view = memoryview(data)
     while view:
         try:
@@ -121,9 +121,9 @@ def notice(text: str, *, repeat: bool = False) -> None:
 def print_last(
     interrupt: KeyboardInterrupt, text: str, is_over: Callable[[], bool] = lambda: False
 ) -> None:
-    """Print a text as the last line on stderr: after Python's traceback of the interrupt. If the
-    program catches the interrupt, print the text when the program exits, unless `is_over()` returns
-    True then."""
+    """Print a text as the last line on stderr, after Python's traceback of the interrupt. If the
+    program catches the interrupt, print it when the program exits, unless `is_over()` is true
+    then."""
     interrupt.add_note(text)
     atexit.register(_print_unless_shown, interrupt, text, is_over)
 

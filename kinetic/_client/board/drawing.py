@@ -23,8 +23,8 @@ from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 
 _DETAILED_HOSTS = 64
-"""Gangs with at most this many hosts are drawn with numbers and chips, larger gangs with one square
-per host."""
+"""Gangs of at most this size are drawn with numbers and chips, larger gangs as a square per
+host."""
 _MOST_HOSTS = 1024
 _MOST_CHIPS = 16
 _WIDEST_ROW = 8

@@ -1,5 +1,4 @@
-"""The capacity of the configured place: the node pools of a cluster, or the nodes of a Ray
-cluster."""
+"""The capacity of the configured place: node pools of a cluster, or nodes of a Ray cluster."""
 
 from __future__ import annotations
 

@@ -146,8 +146,8 @@ class JobBoard:
         return verdicts.explain(self._backend_of(ref), self.store, ref, outcome, self._now())
 
     def events(self, ref: JobRef) -> list[GangEvent]:
-        """Return the events of a job's gang, oldest first. Damaged lines, and events of newer
-        versions, are skipped."""
+        """Return the events of a job's gang, oldest first, without damaged and newer versions'
+        events."""
         from kinetic._core import events
 
         try:

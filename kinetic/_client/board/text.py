@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _JOINERS = "\u200c\u200d"
-"""Characters that join letters and emoji. Python calls them not printable, but they are
-harmless."""
+"""Characters that join letters and emoji. They are harmless, but Python calls them not
+printable."""
 
 
 def age(seconds: float) -> str:
@@ -80,8 +80,7 @@ def printable(value: object) -> str:
 
 
 def printable_lines(value: str) -> str:
-    """Return text of several lines with control characters escaped, so that a host's output cannot
-    control the terminal."""
+    """Return lines of text with control characters escaped: they cannot control the terminal."""
     allowed = f"\n\t{_JOINERS}"
     return "".join(
         c if c.isprintable() or c in allowed else c.encode("unicode_escape").decode() for c in value
@@ -89,8 +88,7 @@ def printable_lines(value: str) -> str:
 
 
 def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a header, columns padded with blanks. No cell is cut, so that programs
-    can read it."""
+    """Return a table with a header, padded with blanks. No cell is cut, so programs can read it."""
     table = [tuple(columns), *(tuple(map(printable, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(

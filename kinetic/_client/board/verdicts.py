@@ -71,9 +71,8 @@ PlanOf = Callable[[JobRef], Plan | None]
 def judge_orphan(
     store: Store, ref: JobRef, plan_of: PlanOf, status: Status, now: float
 ) -> Outcome | None:
-    """Decide the verdict on a job whose leader died, and store it unless another process has
-    stored one. Return the stored verdict. If the job was removed meanwhile, write nothing and
-    return None."""
+    """Decide the verdict on a job whose leader died, and store it unless another process has stored
+    one. Return the stored verdict. If the job was removed, write nothing and return None."""
     if not store.has(layout.JobKeys(ref.job_id).ref):
         return None
     outcome = _decide_orphan(store, ref, plan_of, status, now)

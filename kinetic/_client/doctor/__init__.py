@@ -1,2 +1,2 @@
-"""`kinetic doctor`: checks of this machine, the configured cluster, the store, and leftovers of
+"""`kinetic doctor`: checks of this machine, the configured cluster, the store, and leftover
 jobs."""

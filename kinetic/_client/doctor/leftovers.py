@@ -39,8 +39,7 @@ _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that belongs to a job: its role, such as "agent 0", its age in seconds, and
-    more."""
+    """A process of a job, with its role, such as "agent 0", and its age in seconds."""
 
     pid: int
     role: str
@@ -129,8 +128,7 @@ def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
 def _find_ended(
     store: LocalStore, refs: Sequence[JobRef], now: float
 ) -> tuple[set[str], list[str]]:
-    """Return the ids of the jobs that no longer run, and among them the ids of those without a
-    verdict."""
+    """Return the ids of the jobs that no longer run, and of those among them without a verdict."""
     backend = registry.make(LOCAL, store)
     outcomes = {ref.job_id: layout.JobKeys(ref.job_id).outcome for ref in refs}
     judged = has_many(store, list(outcomes.values()))

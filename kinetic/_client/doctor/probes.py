@@ -39,8 +39,7 @@ from kinetic.version import __version__
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)
 HOSTS_PER_CPU = 8
-"""Number of simulated hosts that can share one processor well: on 2 processors, 16 hosts start in
-about 2 s."""
+"""Simulated hosts that can share one processor well: on 2, 16 hosts start in about 2 s."""
 LITTLE_BYTES = 1 << 30
 NOTHING_BYTES = 100 << 20
 _COMMON_HOSTS = 4
@@ -149,8 +148,7 @@ def list_slices() -> dict[str, int]:
 
 
 def read_folder(path: Path) -> StoreFolder:
-    """Read the facts about the store's folder. If it does not exist, read those about its
-    parent."""
+    """Read the facts about the store's folder, or about its parent if it does not exist."""
     existing = next((p for p in (path, *path.parents) if p.exists()), path)
     free = None
     with contextlib.suppress(OSError):
@@ -334,8 +332,8 @@ def loopback(machine: Machine) -> Finding:
 
 
 def store(folder: StoreFolder, remote_store: str = "") -> list[Finding]:
-    """Check the folder of the local store. `remote_store` is the address of the configured store if
-    it is remote."""
+    """Check the folder of the local store. `remote_store` is the address of a configured remote
+    store."""
     elsewhere = "or set KINETIC_STORE to a folder of your own."
     if folder.exists and not folder.is_folder:
         return [problem("store", f"{folder.path} is not a folder.", f"Rename it, {elsewhere}")]

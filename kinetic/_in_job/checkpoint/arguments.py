@@ -67,8 +67,7 @@ def persistent_folder(path: str | os.PathLike[str] | None) -> str:
 
 def folder_in_memory(path: str | os.PathLike[str] | None, directory: str) -> Path | None:
     """Return this host's folder for the local tier: below `path`, or below the job's folder in
-    memory. Return None if there is neither: outside jobs, and in a single controller on a
-    cluster."""
+    memory; None without either: outside jobs, and in a single controller on a cluster."""
     if path is None:
         memory = slices.read_variable("KINETIC_LOCAL_DIR")
     else:

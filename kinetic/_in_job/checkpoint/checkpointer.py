@@ -1,5 +1,4 @@
-"""`kinetic.Checkpointer`: saves the state of a training run in two tiers, and restores the newest
-one.
+"""`kinetic.Checkpointer`: saves the state of a training run in two tiers, restores the newest.
 
 All hosts of a job call it with the same steps, and agree on what is saved and restored.
 """
@@ -502,9 +501,8 @@ class Checkpointer:
     # -- saving ------------------------------------------------------------------------------------
 
     def _finish_save(self, opened: Opened, saved: SavedState, metrics: Any) -> None:
-        """Save a step that was restored from the local tier to the persistent tier, too: its
-        attempt ended before that save was complete, and after the last step no other save
-        follows."""
+        """Save a step, restored from the local tier, to the persistent tier, too: its attempt ended
+        before that save was complete, and no other save follows a run's last step."""
         state = tree.take_apart(saved.state)
         due = Due(next(self._numbers), self._last, state, None, metrics)
         try:

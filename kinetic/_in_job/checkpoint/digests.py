@@ -30,16 +30,14 @@ def digest_of(content: Any) -> str:
 
 
 def sign(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with its own digest as a field. If xxhash is not installed, return the
-    object unchanged."""
+    """Return a JSON object with its digest as a field; the same object if xxhash is missing."""
     if not is_available():
         return dict(record)
     return {_NAME: digest_of(json.dumps(record).encode()), **record}
 
 
 def check_signed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a JSON object against the digest in it, if there is one. Return the object without the
-    digest.
+    """Check a JSON object against the digest in it, if any; return it without the digest.
 
     Raises:
         CorruptRecord: The object is not the one that was signed.

@@ -144,9 +144,8 @@ def _explain_unclear_item(step: Step, path: str) -> str:
 
 
 def _make_leaf(name: str, about: Any, now: Mapping[str, Leaf]) -> Leaf:
-    """Return a leaf, made from Orbax's metadata of the saved leaf, `about`, and from the leaf of
-    the same name in the current state `now`: Orbax does not record that an array was a typed
-    key."""
+    """Return a leaf, made from Orbax's metadata `about` of the saved leaf and the leaf of the same
+    name in the current state: Orbax does not record that an array was a typed key."""
     import numpy as np
 
     dtype, like = np.dtype(about.dtype), now.get(name, Leaf(name))

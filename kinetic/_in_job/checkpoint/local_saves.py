@@ -135,7 +135,7 @@ class LocalSaves:
             self._mark.clear()
 
     def _is_committed(self, failed: str) -> bool:
-        """True if all hosts have committed this step. `failed` says why this host has not; "" if it
+        """True if all hosts have committed this step. `failed`: why this host has not; "" if it
         has."""
         number = next(self._numbers)
         # Alternate between two folders: a host may begin its next save while others still read.

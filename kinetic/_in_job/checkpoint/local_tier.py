@@ -35,8 +35,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
 class LocalSaveFailed(CheckpointError):
-    """A local save failed because no room was left, or the folder was removed. A later save may
-    succeed."""
+    """A local save failed: no room was left, or the folder was removed. A later one may succeed."""
 
 
 def measure_size(state: TreeState) -> int:

@@ -32,8 +32,7 @@ from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch,
 
 _log = logging.getLogger(__name__)
 LIMIT_S = 600.0
-"""Longest time in seconds that hosts wait for each other. If a host is lost, the attempt ends much
-sooner."""
+"""Seconds for which hosts wait for each other. If a host is lost, the attempt ends much sooner."""
 _SHARED_WITHIN_S = 5.0
 """A file that host 0 has written must be visible to all hosts within this many seconds."""
 _IN_TRAINING = "/"
@@ -75,8 +74,7 @@ def exchange(peers: Peers, name: str, text: str) -> list[str]:
 
 
 def agree(peers: Peers, name: str, act: Callable[[], str]) -> list[str]:
-    """Call `act` on every host and return the results of all hosts, by index. All hosts must call
-    this.
+    """Call `act` on every host and return all hosts' results, by index. All hosts must call this.
 
     Raises:
         KineticError: `act` failed on a host. All hosts raise the error of the first such host.

@@ -27,8 +27,7 @@ from kinetic._in_job.checkpoint.verifying import ShardDigests
 from kinetic.errors import CheckpointError, CorruptRecord, PreflightError
 
 STATE, RECORD, DIGESTS = "state", "kinetic", "digests"
-"""Names of a checkpoint's items: the state, kinetic's record of it, and the digests of its
-parts."""
+"""Names of a checkpoint's items: the state, kinetic's record of it, the digests of its parts."""
 _BROKEN, _ENDED = "JaxRuntimeError", "CANCELLED"
 """Type and first word of the error that a host gets if it waits while another host is lost."""
 _COMMITTED = "commit_success.txt"
@@ -44,8 +43,7 @@ _ORBAX = "/orbax/checkpoint/"
 _ENDS_SAVES = "save_finalize"
 """Start of the name of the thread in which Orbax finishes a save."""
 _REMOVED = "kinetic-removed.json"
-"""File with the numbers of steps whose removal has begun. If the process is killed, parts of these
-remain."""
+"""File with the numbers of steps being removed. If the process is killed, parts of them remain."""
 _log = logging.getLogger(__name__)
 
 
@@ -66,8 +64,7 @@ class StepReading(NamedTuple):
 
     @property
     def readers(self) -> frozenset[int]:
-        """Processes that have read for other processes; empty if each process has read for
-        itself."""
+        """Processes that have read for other processes; empty if each has read for itself."""
         return frozenset(reader for source in self.shared.values() for reader in source.readers)
 
     def spread(self, now: TreeState, process: int) -> list[Any]:
@@ -194,7 +191,7 @@ class Persistent:
         self._newest = max((older for older in steps if older <= step), default=-1)
 
     def digests(self, step: int, files: int) -> list[Any]:
-        """Return this process's share of a step's digests. The shares of all processes together are
+        """Return this process's share of a step's digests; the shares of all processes are
         complete.
 
         Args:
@@ -402,8 +399,7 @@ def _name_file(process: int) -> str:
 
 
 def _make_registry(process: int) -> Any:
-    """Return Orbax's handlers, and one more for digests, with which each process writes a file of
-    its own digests."""
+    """Return Orbax's handlers, and one for digests: each process writes a file with its own."""
     ocp = orbax()
 
     class DigestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc, name-defined]
@@ -503,8 +499,7 @@ def _explain_unreadable(step: int | None, directory: str, why: str) -> str:
 
 
 def _is_systemic(error: BaseException) -> bool:
-    """True if the error would occur with any step, such as a lack of permission, and so is no sign
-    of damage."""
+    """True if the error would occur with any step, such as a missing right: no sign of damage."""
     kinds = (ImportError, MemoryError, PermissionError, ConnectionError, TimeoutError)
     return isinstance(error, kinds) or re.search(_SYSTEMIC_ERRORS, str(error)) is not None
 

@@ -137,7 +137,7 @@ def _strip_axis_types(sharding: Any) -> Any:
 
 
 def _stack_replicas(like: Any, source: ArraySource, read: Any) -> Any:
-    """Return the replica that was read and zeros in place of all others, stacked along a new first
+    """Return the replica that was read, and zeros for all others, stacked along a new first
     axis."""
     import jax
     import numpy as np
@@ -168,8 +168,7 @@ def _sum_replicas(stacked: Any) -> Any:
 
 
 def _find_integer_type(dtype: Any) -> Any:
-    """Return the integer type of equal size; None for types that are never sent, such as
-    complex."""
+    """Return the integer type of equal size; None for types that are never sent: complex."""
     import numpy as np
 
     types = {"bool": np.uint8, "8": np.uint8, "16": np.uint16, "32": np.uint32, "64": np.uint64}

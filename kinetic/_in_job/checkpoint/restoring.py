@@ -147,8 +147,7 @@ class Restoring:
     def _restore_local(
         self, whole: CompleteStep, now: TreeState, cast: bool
     ) -> tuple[SavedState | None, dict[tuple[int, Region], str]]:
-        """Return the restored state and {}; or None and the damaged pieces, with the reason for
-        each."""
+        """Return the restored state and {}; or None, and the damaged pieces with the reasons."""
         assert self._opened.local is not None
         tree.check_same(whole.leaves, now.leaves, f"of step {whole.step} in memory", cast=cast)
         now.make_room()
@@ -165,8 +164,7 @@ class Restoring:
     def _merge_damage(
         self, damaged: dict[tuple[int, Region], str]
     ) -> dict[tuple[int, Region], str]:
-        """Exchange the damaged pieces that each host has found. Return those of all hosts, with
-        reasons."""
+        """Exchange the damaged pieces of each host; return those of all hosts, with reasons."""
         own = [[host, *region, why] for (host, region), why in damaged.items()]
         union = {}
         for rows in self._exchange(json.dumps(own)):

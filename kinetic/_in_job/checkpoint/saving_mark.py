@@ -45,8 +45,7 @@ class SavingMark:
             self._remove()
 
     def clear_after(self, is_saving: Callable[[], bool], limit_s: float) -> None:
-        """Clear the mark in the background once `is_saving` returns False, or after `limit_s`
-        seconds."""
+        """Clear the mark in the background when `is_saving` returns False, or after the limit."""
         if self._path is not None:
             args = self._step, is_saving, time.monotonic() + limit_s
             threading.Thread(

@@ -1,5 +1,5 @@
-"""The state of a training run, leaf by leaf: names, types, and the parts of each array that this
-process has."""
+"""The state of a training run, leaf by leaf: names, types, and this process's parts of each
+array."""
 
 from __future__ import annotations
 
@@ -100,8 +100,7 @@ class TreeState(NamedTuple):
         return len(self.described) < sum(hasattr(value, "sharding") for value in self.values)
 
     def make_room(self) -> None:
-        """Free the arrays in `described` if a device lacks the memory to restore the same arrays
-        anew."""
+        """Free the described arrays if a device lacks the memory to restore them as new arrays."""
         arrays = [array for array in self.described if not array.is_deleted()]
         sizes: collections.Counter[Any] = collections.Counter()
         for shard in (shard for array in arrays for shard in array.addressable_shards):
@@ -434,8 +433,7 @@ def check_same(
 
 
 def _join_first(faults: Iterable[str]) -> list[str]:
-    """Return a text with the first faults and the number of the others, as a list; [] without
-    faults."""
+    """Return the first faults and the number of the others as one text, in a list; or []."""
     names = [*faults]
     return [name_some(names, _MOST_NAMED, "; ")] if names else []
 

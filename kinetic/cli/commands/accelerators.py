@@ -32,8 +32,7 @@ _NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST", "$/HOUR", "SPOT")
 
 _WIDE = 90
 _LEFT_OUT = {"KIND": _WIDE, "CHIPS/HOST": 70}
-"""Columns that repeat other columns. Each is hidden on terminals narrower than its number of
-columns."""
+"""Columns that repeat others, with the terminal width in columns below which each is hidden."""
 
 _HELP = """List the accelerators that jobs can use.
 

@@ -1,5 +1,4 @@
-"""`kinetic checkpoint`: checkpoints of a training run, and the memory that local checkpoints
-need."""
+"""`kinetic checkpoint`: checkpoints of a training run, and the memory that local ones need."""
 
 from __future__ import annotations
 

@@ -42,8 +42,7 @@ Examples:
 """
 
 _OWN_FILES = (str(Path(__file__).parents[2]), "<frozen importlib")
-"""Frames of these files are removed from the start of a traceback, so that it begins in the
-caller's code."""
+"""Frames of these files are dropped from the top of a traceback, which then begins in user code."""
 
 
 @click.command(

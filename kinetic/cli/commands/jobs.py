@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 STATES = (*JobStatus, UNKNOWN)
 _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE", "REASON")
 _NARROW = 72
-"""On terminals narrower than this many columns, ACCELERATOR and HOSTS are hidden to leave room for
-names."""
+"""Terminals narrower than this show no ACCELERATOR and HOSTS, to leave room for names."""
 _HOST_COLUMNS = ("SLICE", "HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _ATTEMPT_COLUMNS = ("SLICES", "ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
 _LONGEST_NAME = 100
@@ -350,8 +349,7 @@ def _facts(
 
 
 def _name_session(app: AppContext, ref: JobRef) -> str:
-    """Return the name and the job id of the session on which a call runs; "" if the job is no
-    call."""
+    """Return the name and the job id of the session on which a call runs; "" for other jobs."""
     if not ref.place.session:
         return ""
     with contextlib.suppress(KineticError):  # Its records were removed.
@@ -396,8 +394,7 @@ def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _describe_cache(outcome: Outcome) -> str:
-    """Return what JAX's compilation cache saved, on the host that took the most programs from
-    it."""
+    """Return what JAX's compilation cache saved on the host that took most programs from it."""
     best = max(outcome.reports, key=lambda report: report.cache_hits, default=None)
     if best is None or not best.cache_hits:
         return ""

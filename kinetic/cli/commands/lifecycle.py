@@ -243,8 +243,7 @@ def _count_removed(refs: list[JobRef], swept: Swept) -> str:
 
 
 def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
-    """Return a line for each of the first `limit` jobs, and one line with the number of the
-    others."""
+    """Return a line for each of the first `limit` jobs, and one that counts the others."""
     lines = [f"  {ref.job_id}  {text.printable(ref.display_name)}" for ref in refs[:limit]]
     return [*lines, f"  and {len(refs) - len(lines)} more"] if len(lines) < len(refs) else lines
 

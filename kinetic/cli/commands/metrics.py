@@ -374,8 +374,7 @@ def _print_rows(
 def _new_series(
     app: AppContext, watched: Sequence[_ShownJob], choice: _Choice
 ) -> Iterator[tuple[_ShownJob, Series]]:
-    """Yield the new values of each job as they are logged, as series with the job that they belong
-    to."""
+    """Yield the new values of each job as they are logged, as series with their job."""
     from kinetic._core.metrics import Recording
 
     for job, chunk in _chunks(app, watched):
@@ -392,8 +391,7 @@ def _new_series(
 def _chunks(
     app: AppContext, watched: Sequence[_ShownJob]
 ) -> Iterator[tuple[_ShownJob, LogChunk | None]]:
-    """Yield the log chunks of all jobs, one job after the other in turns; yield None at least every
-    0.1 s."""
+    """Yield the log chunks of all jobs in turns; yield None at least every 0.1 s."""
     streams = [
         (job, app.handle_of(job.ref).chunks(replace(job.reader.request, follow=True)))
         for job in watched

@@ -120,8 +120,7 @@ def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_readers(path: Path, values: Mapping[str, str]) -> None:
-    """Refuse to write a profile that keras-kinetic could not read, if kinetic and keras-kinetic
-    share the file."""
+    """If keras-kinetic shares the file, refuse a profile that it could not read."""
     fits = {"project", "zone", "cluster"} <= values.keys() <= set(CLUSTER_FIELDS)
     if fits or path.parent.name != ".kinetic":
         return

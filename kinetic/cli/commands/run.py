@@ -64,8 +64,7 @@ _MOST_FILES = 20
 
 
 class _RunCommand(click.Command):
-    """A command that parses options only up to the program: all later words belong to the
-    program."""
+    """A command whose options end at the program: all later words belong to the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split off the program and its arguments, so that click does not parse them as options."""
@@ -391,8 +390,7 @@ def _report_failure(
 
 
 def _read_last_lines(handle: JobHandle[Any], host: int, outcome: Outcome) -> list[str]:
-    """Return the last lines of a host's output, and a line with the command that shows all of
-    it."""
+    """Return the last lines of a host's output, and the command that shows all of it."""
     from kinetic._client.result import read_tail
     from kinetic._core import failure
 

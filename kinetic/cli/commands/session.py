@@ -228,8 +228,7 @@ def _in_usd(amount: float | None) -> str:
 
 
 def _describe_calls(calls: Sequence[str]) -> str:
-    """Return a text about the calls that wait behind the running call, or that no call waits; "" if
-    no call runs."""
+    """Return how many calls wait behind the running one, or that none waits; "" if none runs."""
     waiting = len(calls) - 1
     return f", {waiting} waiting" if waiting > 0 else ", 1 running" if calls else ""
 
