@@ -171,8 +171,7 @@ class AgentMachine:
         return []
 
     def on_death(self, *, has_end: bool) -> list[Act]:
-        """Handle the worker's death; `has_end` is True if the worker had sent how the function
-        ended."""
+        """Handle the worker's death; `has_end`: it had sent how the function ended before."""
         self._has_end |= has_end
         self.note_reaped()
         return [Act.CONCLUDE]
@@ -186,8 +185,7 @@ class AgentMachine:
         self._is_gone, self._is_kept, self.kill_at = True, True, None
 
     def note_report(self, report: HostReport, *, arrives: bool) -> None:
-        """Note that the report was made; `arrives` is True if it is stored and needs no other
-        delivery."""
+        """Note that the report was made; `arrives`: it is stored, and needs no other delivery."""
         self._report = report
         self.has_reported |= arrives
 
@@ -265,9 +263,8 @@ class AgentMachine:
         self._eviction = eviction
 
     def on_taken_away(self, grace_s: float, now: float) -> list[Act]:
-        """Handle the eviction of this host. In a gang, interrupt the function only after the gang
-        has noted the eviction: otherwise the gang could blame a host that fails because of the
-        eviction."""
+        """Handle the eviction of this host. In a gang, interrupt the function only once the gang
+        knows of the eviction: otherwise the gang could blame a host that fails because of it."""
         self.nothing_follows = self._is_led_from_afar
         return self._end_worker(grace_s, now) if self._alone else [Act.ANNOUNCE]
 

@@ -52,8 +52,7 @@ def launch_configuration(
     debugger: Debugger, *, name: str, port: int, local_root: str = ""
 ) -> dict[str, Any]:
     """Return the content of a `launch.json` of Visual Studio Code that attaches over `port` of the
-    caller's machine. `local_root` is the folder of the source there; by default the debugger's
-    `client_root`."""
+    caller's machine. `local_root` is the folder of the source there; by default `client_root`."""
     local = local_root or debugger.client_root
     attach: dict[str, Any] = {
         "name": name,

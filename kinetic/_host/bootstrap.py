@@ -137,8 +137,7 @@ def install(folder: str, digest: str) -> None:
 
 
 def pin_missing(text: str, output: str) -> str:
-    """Return a list of requirements: exactly what a dry run (`output`) would install, with the
-    options in `text`."""
+    """List exactly what a dry run (`output`) would install, after the options of `text`."""
     missing = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", output)
     options = [line for line in text.splitlines() if line.startswith("-")]
     pins = [f"{name} @ {url}" if url else name + version for name, version, url in missing]
@@ -146,8 +145,7 @@ def pin_missing(text: str, output: str) -> str:
 
 
 def uv_options(text: str) -> list[str]:
-    """Return options for uv's command line, instead of those in a list of requirements that uv
-    rejects there."""
+    """Return uv's options in place of those in a list of requirements that uv rejects there."""
     options = ["--prerelease=allow"] if re.search("(?m)^--pre$", text) else []
     hosts = re.findall(r"(?m)^--trusted-host (\S+)", text)
     return options + [f"--allow-insecure-host={host}" for host in hosts]

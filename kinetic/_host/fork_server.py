@@ -33,8 +33,7 @@ class ForkServer:
     """
 
     def __init__(self, run: Run, title: str, *, without: Sequence[int] = ()) -> None:
-        """Fork the server under this process title. Its children call `run`; the server closes the
-        descriptors in `without`."""
+        """Fork the server, whose children call `run`; it closes the descriptors in `without`."""
         owner = os.getpid()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = processes.fork()
@@ -133,9 +132,8 @@ def _fork_on(requests: socket.socket, act: Callable[[], int]) -> NoReturn:
 def _run_once_adopted(
     requests: socket.socket, freed: int, run: Callable[[], int], owner: int
 ) -> int:
-    """Wait to be adopted by the owner; answer with this process's id; then run. The fork server
-    closes `freed` after it has reaped the intermediate process: only then can the owner wait for
-    this process."""
+    """Answer with this process's id once the owner has adopted it, then run. The fork server closes
+    `freed` when the intermediate process is reaped: only then can the owner wait for this one."""
     os.read(freed, 1)
     os.close(freed)
     if os.getppid() != owner:

@@ -109,8 +109,7 @@ class Hosts(ABC):
 
     @abstractmethod
     def all_gone(self) -> bool:
-        """True if the leader need not wait for any host: every host has ended, or knows that the
-        job is over."""
+        """True if every host has ended or knows that the job is over, so that the leader may go."""
 
     # -- attempts ----------------------------------------------------------------------------------
 

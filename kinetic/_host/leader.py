@@ -389,8 +389,7 @@ class Leader:
         return ended
 
     async def _form_for_call(self, call: Call, runtime: LeaderRuntime) -> Outcome | None:
-        """Wait until all slices are ready, and return None. If the call cannot begin, return its
-        outcome."""
+        """Wait until all slices are ready; return None, or the outcome if the call cannot begin."""
         while True:
             ended = self._judge_session()
             if ended is not None or self._is_call_cancelled:
@@ -473,8 +472,7 @@ class Leader:
         return {"world": self._worlds, "notice": loss if self._worlds > 1 else ""}
 
     def _repeats(self, call: Call, outcome: Outcome) -> bool:
-        """True if another attempt of the call follows; its policy is then advanced to that
-        attempt."""
+        """True if another attempt of the call follows; its policy is then at that attempt."""
         if self._gang.unwanted:
             return False
         first = outcome.first

@@ -120,9 +120,8 @@ def write_outcome(
     *,
     free_space: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the outcome of an attempt that is repeated; from then on the job is in its next
-    attempt. An outcome that is already stored stays: this leader may come back from a network
-    partition."""
+    """Write the outcome of an attempt that is repeated; the job is then in its next attempt. An
+    outcome that is already stored stays: this leader may come back from a network partition."""
     key, data = layout.AttemptKeys(job_id, outcome.attempt).outcome, json.dumps(outcome.to_json())
     try:
         store.put(key, data.encode(), if_absent=True)

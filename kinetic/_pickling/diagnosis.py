@@ -221,8 +221,7 @@ def measure_call(
 
 
 def _list_used(thing: Any, visited: set[int]) -> Iterator[tuple[str, object]]:
-    """Yield the objects, with names, that must be pickled for a function and the functions that it
-    calls."""
+    """Yield the objects, with names, that are pickled with a function and functions it calls."""
     if id(thing) in visited:
         return
     visited.add(id(thing))

@@ -83,8 +83,7 @@ def _read_literals(file: object) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _find_literals(source: bytes) -> dict[str, Any]:
-    """Return the variables that a source assigns only once, to a literal, and that none of its
-    functions sets."""
+    """Return the variables that a source sets once, to a literal, and never in a function."""
     tree = ast.parse(source)
     top, *inner = walk_code(compile(tree, "", "exec", dont_inherit=True))
     times = Counter(_list_stored(top, "STORE_NAME", "STORE_GLOBAL"))

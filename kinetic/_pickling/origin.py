@@ -62,7 +62,6 @@ def is_importable(obj: Any) -> bool:
 
 
 def is_cloudpickle(caller: FrameType) -> bool:
-    """True if the caller is cloudpickle, or a pickler of this package, instead of plain pickle.
-    Then an object of a script must not be sent by name: the process that unpickles may lack the
-    script."""
+    """True if cloudpickle, or a pickler of this package, is calling, not plain pickle. Then do not
+    send an object of a script by name: the process that unpickles may lack the script."""
     return str(caller.f_globals.get("__name__")).startswith(("cloudpickle", __package__))

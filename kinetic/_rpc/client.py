@@ -62,8 +62,7 @@ class _AnswerPatience:
 
 
 class _Caller:
-    """Makes calls over one channel: metadata, retries, errors. Closes the channel only if it has
-    opened it."""
+    """Makes calls over one channel: metadata, retries, errors. Closes only a channel of its own."""
 
     def __init__(
         self, endpoint: Endpoint, give_up_s: float, clock: Callable[[], float], channel: Any = None

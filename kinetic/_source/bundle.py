@@ -246,8 +246,7 @@ def _pack_if_changed(
 def _list_reached(
     root: str, places: Collection[str], targets: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return those of `places` that are below the root, or below one of `targets`, to which its
-    links lead."""
+    """Return those of `places` that are below the root, or below a target of the tree's links."""
     tops = tuple(f"{top.rstrip('/')}/" for top in (root, *targets))
     return tuple(sorted(path for path in places if f"{path}/".startswith(tops)))
 

@@ -156,8 +156,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _is_decided(place: ImportFolder, root: str, own: Scan) -> bool:
-    """True if the project's scan has the folder, or the project's `.kineticignore` leaves it
-    out."""
+    """True if the project's scan has the folder, or the project's `.kineticignore` omits it."""
     if place.folder == root:
         return True
     rel = os.path.relpath(place.folder, root)

@@ -86,8 +86,7 @@ class IgnoreRules:
         return re.compile(rf"(?:{'|'.join(sorted(parts))})\Z", re.DOTALL) if parts else None
 
     def decide(self, path: str, name: str, *, is_folder: bool) -> bool | None:
-        """Return True to leave out, False to keep, None if no rule matches. The last rule that
-        matches wins."""
+        """Return True to leave out, False to keep, None if no rule matches. The last rule wins."""
         # Most files match no rule: two combined expressions are faster than trying each rule.
         if not (
             (self._names and self._names.match(name)) or (self._paths and self._paths.match(path))

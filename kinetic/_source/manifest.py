@@ -136,8 +136,7 @@ def _verify(entries: Sequence[Entry]) -> None:
 
 
 def drop_broken_links(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries except links to an entry that does not exist. (Its file was removed after
-    the walk.)"""
+    """Return the entries, but no link to an entry that is missing (removed after the walk)."""
     targets = {entry.path for entry in entries if not isinstance(entry, Symlink)} | {""}
     return [
         entry
@@ -147,8 +146,7 @@ def drop_broken_links(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _resolve_link(link: Symlink) -> str:
-    """Return the path in the tree that a link points to; for a link out of the tree, a path that no
-    entry has."""
+    """Return the path in the tree that a link points to; a path of no entry if outside it."""
     if link.target.startswith("/") or link.target != posixpath.normpath(link.target):
         return "/"  # `a/../b` could lead out of the tree if `a` is a link.
     path = posixpath.normpath(posixpath.join(link.path.rpartition("/")[0], link.target))
@@ -166,8 +164,7 @@ def files_among(data: bytes, paths: Iterable[str]) -> set[str]:
 
 
 def compare(base: bytes, data: bytes) -> tuple[list[str], list[str]]:
-    """Compare two lists of entries. Return the paths that only `base` has, and the rows that only
-    `data` has."""
+    """Return the paths that only the list `base` has, and the rows that only `data` has."""
     old, new = base.split(b"\n"), data.split(b"\n")
     old_rows, new_rows = frozenset(old), frozenset(new)
     changed = [row for row in new if row and row not in old_rows]

@@ -88,8 +88,7 @@ def parse(data: bytes) -> Index:
 
 
 def groups(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Distribute contents to packs, in order. Return a list of digests for each pack, at least one
-    list."""
+    """Distribute contents to packs, in order. Return each pack's digests, for at least one."""
     packs: list[list[str]] = [[]]
     filled_bytes = 0
     for digest, size_bytes in sizes.items():

@@ -92,8 +92,7 @@ def remove(store: Store, job_id: str) -> None:
 
 
 def write_outcome(store: Store, job_id: str, outcome: Outcome, *, if_absent: bool = False) -> bool:
-    """Write the verdict on a job, unless it has one and `if_absent` is True; return whether this
-    call wrote."""
+    """Write a job's verdict (with `if_absent`, only the first); return whether this call wrote."""
     data = json.dumps(outcome.to_json()).encode()
     wrote = store.put(layout.JobKeys(job_id).outcome, data, if_absent=if_absent)
     if wrote and not is_near(store):

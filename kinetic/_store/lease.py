@@ -296,8 +296,7 @@ class InFolder:
         return True
 
     def _write(self, owner: Owner) -> None:
-        """Overwrite the record, never leaving it empty: readers would take an empty record for no
-        owner."""
+        """Overwrite the record without ever emptying it: readers take an empty one for no owner."""
         content = _encode_owner(owner)
         os.pwrite(self._fd, content, 0)
         os.ftruncate(self._fd, len(content))

@@ -219,9 +219,8 @@ class RayStore:
             self._sleep(_RESEND_PAUSE_S)
 
     def _find_response(self, request_id: str) -> Sequence[str] | StoreError:
-        """Return the path of the response's file, as a list that is empty while there is no
-        response. If the dashboard is unavailable, return the error: the server may have got the
-        request."""
+        """Return the path of the response's file in a list, which is empty while there is none. If
+        the dashboard is unavailable, return the error: the server may have got the request."""
         try:
             return self._list(f"{ray_protocol.RESPONSES}/{request_id}=*")
         except StoreError as error:

@@ -234,9 +234,8 @@ def _is_left_by(parents: set[int], pid: int) -> bool:
 def await_leaving(
     limit_s: float, keep: Iterable[int] = (), trees: Collection[int] = ()
 ) -> list[int]:
-    """Wait until the descendants of this process have ended, or the time is up. Return the ids of
-    those that remain. Processes in `keep` do not count, nor those in `trees` with their
-    descendants."""
+    """Wait until the descendants of this process have ended, or the time is up; return the ids of
+    those that remain. Processes in `keep`, and whole `trees` of processes, do not count."""
     spared = set(keep)
     deadline = time.monotonic() + limit_s
     while True:

@@ -25,8 +25,7 @@ def replace_closed() -> None:
 
 
 def escape() -> None:
-    """Make stdout print an escape for each letter that it cannot encode, as stderr does by
-    default."""
+    """Make stdout print an escape for each letter that it cannot encode, as stderr does."""
     with contextlib.suppress(AttributeError):  # A program may have replaced stdout.
         if sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

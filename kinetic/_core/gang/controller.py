@@ -102,8 +102,7 @@ class Calls:
         return NextCall(rules.least if rules.shrinks else rules.most, rules.least)
 
     def handle_departure(self) -> NextCall:
-        """Return the next call, after the function has ended so that a slice that is back can take
-        part."""
+        """Return the call that follows after the function has ended to let a slice take part."""
         return NextCall(self.rules.least, self.rules.least)
 
     def begin_attempt(self) -> None:

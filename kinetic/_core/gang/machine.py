@@ -422,9 +422,8 @@ class Gang:
         self._finish_if_complete()
 
     def _close_window(self, since: float, opened: float) -> None:
-        """Stop because of a consequence, which was reported at `since` (in watched time at
-        `opened`), once every host without a report has given a sign of life after that, or is
-        silent."""
+        """Stop because of a consequence, reported at `since` (in watched time at `opened`), once
+        every host without a report has given a sign of life since, or is silent."""
         if self._now - since < self.spec.blame_window_s:
             return
         unproven = [(heard_at, i) for heard_at, i in self._hosts.last_heard() if heard_at <= opened]
@@ -507,9 +506,8 @@ class Gang:
         self._give_up_absent()
 
     def _give_up_absent(self) -> None:
-        """Record a report for each host that has not joined, instead of waiting for it: the error
-        must arrive within seconds. With `joins_late`, the function may run on a host that has not
-        connected."""
+        """Record a report for each host that has not joined, without waiting: the error must arrive
+        within seconds. With `joins_late`, the function may run on a host that has not connected."""
         detail = f"had not joined when the gang was stopped: {self.stop_reason}"
         for host in self._hosts.find_absent():
             if self._hosts[host].connected or not self.spec.joins_late:

@@ -36,8 +36,7 @@ Logs = Callable[[Identity], tuple[Path, Path]]
 
 
 class AttemptLoop:
-    """Runs the agent of one host, attempt after attempt. Create it before this process has
-    threads."""
+    """Runs one host's agent, attempt after attempt. Create it before this process has threads."""
 
     def __init__(
         self, identity: Identity, plan: Plan, store: Store, *, logs: Logs, alive_fd: int
@@ -127,8 +126,7 @@ class AttemptLoop:
         return self._new_worker(server)
 
     def _preload(self, imports: dict[str, Any]) -> None:
-        """Have the second fork server, if any, import what a call has imported, each module
-        once."""
+        """Have the second fork server, if any, import what a call has imported, once each."""
         new = [name for name in imports.get("names", ()) if name not in self._preloaded]
         for server in self._fork_servers[1:]:
             if new and server.is_ready():

@@ -45,8 +45,7 @@ def store_chip_logs(store: Store, prefix: str, folder: str, *, since: float, hos
 
 
 def _read_logs(folder: Path, since: float, left_bytes: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the end of each log, newest first, then a text about libtpu's lock
-    file."""
+    """Yield name and end of each log, newest first, then a text about libtpu's lock file."""
     with contextlib.suppress(OSError):
         if LOCK.stat().st_mtime:
             holder = locks.record_holder(LOCK)

@@ -47,8 +47,7 @@ class Link:
     def __init__(
         self, identity: Identity, beat: Callable[[], Heartbeat], channel: Any = None
     ) -> None:
-        """Make the link. `beat` returns the heartbeat to send; `channel` is an open channel to the
-        coordinator, or None."""
+        """Make the link; `beat` returns a heartbeat, `channel` is an open channel or None."""
         self._identity, self._channel = identity, channel
         self._beat = beat
         self._orders: queue.SimpleQueue[Callable[[AgentClient], object] | None]
@@ -94,8 +93,7 @@ class Link:
         self._orders.put(deliver)
 
     def announce(self, report: HostReport) -> None:
-        """Announce that the host is about to end, and how. Later, `report` delivers the same
-        report."""
+        """Announce that the host ends soon, and how; `report` then delivers the same report."""
         report = replace(report, announced=True)
         self._orders.put(lambda client: client.report(report))
 

@@ -114,8 +114,7 @@ class HostLog:
             return ""
 
     def write(self, stream: int, data: bytes) -> None:
-        """Append a chunk of a stream, as far as the disk has room, and the record that points at
-        its end."""
+        """Append a chunk, as far as the disk has room, and the record that points at its end."""
         if self._mirror is not None:
             self._mirror.write(stream, data)
         if self._log < 0:

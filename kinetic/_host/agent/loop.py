@@ -456,8 +456,7 @@ class Agent:
         return joining.join_state(str(self._workspace.root / WORLD_FILE))
 
     def _conclude(self) -> None:
-        """Make, store and deliver the report, once, after the worker's last message or its
-        death."""
+        """Make, store and deliver the report, once: after the worker's last message or death."""
         if self._report is not None:
             return
         # In a preemption the report is urgent: `_clean_up` keeps the files.
@@ -538,8 +537,7 @@ class Agent:
         return self._identity.simulated and is_last and os.getppid() == self._supervisor
 
     def release(self) -> None:
-        """Free the link and the descriptors of this attempt, because this process takes part in
-        another."""
+        """Free the link and descriptors of this attempt: the process goes on with another one."""
         self._link.stop()
         self._selector.close()
         if self._worker.is_kept and not self._worker.ports:

@@ -62,8 +62,7 @@ class Watch:
         )
 
     def _groups(self) -> list[Path]:
-        """List the folders that may be the process's control group; the right one is the first that
-        has a counter."""
+        """List the folders that may be the control group's; the first with a counter is right."""
         mount = self._root / "sys/fs/cgroup"
         folders = []
         with contextlib.suppress(OSError):

@@ -132,8 +132,7 @@ class Reporter:
         )
 
     def tell_of_preemption(self, left_s: float, why: str = "") -> None:
-        """Log that the function has `left_s` seconds to save, and why: by default, because a host
-        is taken away."""
+        """Log that the function has `left_s` s to save, and `why`: by default, a host is lost."""
         why = why or "a host of this job is about to be lost (preempted, or its node is drained)"
         self._log.say(f"kinetic: {why}: the function has {left_s:.0f} s to save.")
 
@@ -163,9 +162,8 @@ class Reporter:
             self._say_after_output(f"kinetic: processes of pools were killed: {pids}")
 
     def log_failure(self, report: HostReport, discarded: Message) -> None:
-        """End the host's log as the output of any failing program ends. If the worker's last
-        message was `discarded`, log the exception in it all the same: saving a checkpoint may have
-        failed."""
+        """End the host's log as the output of any failing program ends. Log the exception even if
+        the worker's last message was `discarded`: saving a checkpoint may have failed."""
         raised = discarded.get("error")
         if raised and report.error is None and not raised["type_name"].endswith(ENDS_QUIETLY):
             self._say_after_output(raised["traceback"].rstrip())

@@ -154,9 +154,8 @@ def _environ(
 
 
 def _megascale_variables(identity: Identity, plan: Plan, world: World) -> dict[str, str]:
-    """Return the variables with which libtpu joins the slices of this attempt. With the variables
-    that Kubernetes sets, libtpu would wait for all slices of the job, lost ones too. Ray sets
-    none."""
+    """Return the variables with which libtpu joins this attempt's slices. With those that
+    Kubernetes sets, libtpu would wait for all slices of the job, lost ones too. Ray sets none."""
     slices = _count_slices(identity, plan)
     if slices == 1 or identity.simulated:
         return {}

@@ -163,8 +163,7 @@ class RayHosts(RemoteHosts):
             thread.join()
 
     def on_enter(self, index: int) -> None:
-        """Count a waiting host as alive, unless its slice was freed: then its actor is about to
-        end."""
+        """Count a waiting host as alive, unless its slice was freed: then its actor ends soon."""
         start = self._starts.get(index // self._slice_hosts)
         if start is not None and start.runs:
             super().on_enter(index)

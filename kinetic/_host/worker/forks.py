@@ -32,8 +32,7 @@ def end_descriptors(channel: Channel, stacks_fd: int, stacks_signal: int) -> Non
 
 
 def run(act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call `act`, which runs the user's code. In a child that `act` has forked, the return of `act`
-    ends the process."""
+    """Call `act`, which runs user code. If `act` forks, the child ends when `act` returns."""
     own_pid, error = os.getpid(), None
     try:
         return act(*args, **kwargs)

@@ -131,8 +131,7 @@ def attach(world: World, *, automatic: bool, owner: int) -> None:
 
 def attach_program(text: str, owner: int) -> None:
     """Attach the world in a program that was started on a host. `text` is KINETIC_WORLD, `owner` as
-    in `attach`; programs that this program starts are its helpers, and do not join
-    automatically."""
+    in `attach`; programs started by this program are helpers: they do not join automatically."""
     world = json.loads(text)
     automatic = world.pop("automatic") and os.environ.setdefault(MARK, str(owner)) == str(owner)
     world["store"] = world["store"] if automatic else ""
@@ -242,8 +241,7 @@ class _Attachment:
         return joining_first
 
     def _keep_devices(self) -> None:
-        """Undo a program's own choice of virtual CPUs, because these stand for the simulated chips
-        here."""
+        """Undo a program's choice of virtual CPUs: these stand for the simulated chips here."""
         requested = _cpu_devices()
         if self._devices in (-1, requested):
             return

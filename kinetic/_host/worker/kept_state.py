@@ -97,8 +97,7 @@ def drop_changed_modules(tree: str) -> list[str]:
 
 
 def _find_modules(tree: str, names: Iterable[str]) -> Mapping[str, Path]:
-    """Return the files of these modules, by name, as far as they are imported and below the folder
-    `tree`."""
+    """Return the files of imported modules with these names that are below `tree`, by name."""
     files: dict[str, Path] = {}
     for name in names:
         file = getattr(sys.modules.get(name), "__file__", None)

@@ -223,9 +223,8 @@ def explain(error: BaseException) -> None:
 
 
 def _describe_assert(error: AssertionError) -> str:
-    """Return the text of a failed `assert` that has no message, with the values of the variables in
-    it; "" if unknown. Hosts run tests without pytest's assertion rewriting, so the values would be
-    missing."""
+    """Return the text of a failed `assert` without a message, with the values of its variables; ""
+    if unknown. Hosts run tests without pytest's rewriting, so the values would be missing."""
     import linecache
     import reprlib
     from traceback import walk_tb
