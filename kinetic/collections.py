@@ -113,8 +113,7 @@ def map(
 
 
 def _find_decorated(submit_fn: Any) -> RemoteCallable[..., Any] | None:
-    """Return the decorated function that `submit_fn` is, or of which it is `run_async`; else
-    None."""
+    """Return the decorated function if `submit_fn` is one, or is `run_async` of one; else None."""
     if isinstance(submit_fn, RemoteCallable):
         return submit_fn
     owner = getattr(submit_fn, "__self__", None)

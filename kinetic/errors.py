@@ -320,8 +320,7 @@ class ResultUnavailable(JobFailed):
 
 
 class SupervisorLost(JobFailed):
-    """The process that supervised the job was killed before it could judge the job. Run it
-    again."""
+    """The process that supervised the job was killed before it judged the job. Run it again."""
 
 
 def text_of(value: object) -> str:

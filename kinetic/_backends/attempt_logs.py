@@ -57,8 +57,7 @@ class LogReader:
         self._at = offset
 
     def start_at_tail(self, lines: int) -> int:
-        """Start to read at the last `lines` lines of the existing output; return how many there
-        are."""
+        """Start to read at the last `lines` existing lines; return how many lines there are."""
         pieces: list[bytes] = []
         line_ends, end, is_end = 0, 0, not self._failures
         segments = self._log.read_back()

@@ -37,8 +37,7 @@ class SessionBackend:
     name = "session"
 
     def __init__(self, session_id: str, store: Store, holder: Backend) -> None:
-        """Make a backend for calls of one session; `holder` is the backend of the session's own
-        job."""
+        """Make a backend for a session's calls; `holder` is the backend of the session's job."""
         self._session_id = session_id
         self._store = store
         self._holder = holder
@@ -191,8 +190,7 @@ class SessionBackend:
         return self._bell.ending_fd(ref.job_id)
 
     def cancel(self, ref: JobRef) -> None:
-        """Ask the leader to end the call; take a waiting one from the queue. The session goes
-        on."""
+        """Ask the leader to end a call, or take it from the queue. The session goes on."""
         cancellation.request(self._store, ref.job_id, self._bell.ring)
         if self._status(ref).phase is JobStatus.PENDING:
             outcome = Outcome(Verdict.CANCELLED, reason=CANCELLED_WAITING, ended_at=time.time())

@@ -63,8 +63,7 @@ class ActivityPoll:
         self._activity: dict[str, Any] | None = None
 
     def read_answer(self) -> dict[str, Any] | None:
-        """Return the newest answer, in the form of `Gang.snapshot`; None if there is none. Never
-        waits."""
+        """Return the newest answer, in the form of `Gang.snapshot`; None if there is none."""
         place = self._ref.job_id, attempts.find_newest(self._store, self._ref.job_id)
         answer = _read_answer(self._store, layout.AttemptKeys(*place).activity)
         if place != self._place:

@@ -168,8 +168,7 @@ def attach(
     ended: Callable[[], bool],
     pause: Callable[[float], object] = time.sleep,
 ) -> PortForward:
-    """Wait until the job's debugger listens, and forward `local_port` of this machine to it (0: any
-    free port).
+    """Wait until the job's debugger listens, and forward `local_port` to it (0: any free port).
 
     Raises:
         UsageError: the job has no debugger, the port is in use, or the backend cannot reach ports
@@ -260,8 +259,7 @@ def check_terminal(*, has_terminal: bool, allowed: bool) -> None:
 
 
 def _explain_ssh(ref: JobRef, debugger: Debugger, port: int, working_dir: str | None) -> str:
-    """Return instructions for reaching the debugger on a Ray node, to which nothing is
-    forwarded."""
+    """Return instructions for reaching the debugger on a Ray node: nothing is forwarded there."""
     near, node = port or DEFAULT_PORT, debugger.address or "NODE"
     return (
         f"kinetic cannot forward ports of Ray nodes. {ref.job_id} keeps running; its debugger "

@@ -149,8 +149,7 @@ def _find_suspects(attempt: AttemptPicture, outcome: Outcome | None) -> tuple[in
 
 
 def _find_notice(board: JobBoard, ref: JobRef, attempt: int) -> str:
-    """Return the leader's notice that hosts of a running attempt hold up the others; "" for
-    none."""
+    """Return the leader's notice that some hosts hold up the others in an attempt; "" for none."""
     notice = ""
     with contextlib.suppress(KineticError):
         for event in board.events(ref):
@@ -169,8 +168,7 @@ def _describe_group(attempt: AttemptPicture, hosts: Sequence[int], reason: str) 
 
 
 def _describe_others(attempt: AttemptPicture, suspects: Sequence[int], reason: str) -> str:
-    """Return how the hosts that are not suspects ended: a line for each way, largest group
-    first."""
+    """Return how the hosts that are not suspects ended: a line for each way, largest first."""
     groups: dict[tuple[object, str], list[int]] = {}
     for host, member in enumerate(attempt.members):
         if host not in suspects:
@@ -239,8 +237,7 @@ def _list_chip_logs(board: JobBoard, ref: JobRef, attempt: int, host: int) -> st
 
 
 def _list_advice(ref: JobRef, state: str, outcome: Outcome | None, *, stands: bool) -> list[str]:
-    """Return advice on what to do next, most useful first. `stands`: the running job stands
-    still."""
+    """Return advice on what to do next, most useful first. `stands`: the job stands still."""
     job_id = ref.job_id
     if outcome is None and stands:
         return [f"All stacks: kinetic jobs stacks {job_id}", "hang_timeout= ends a stalled job."]

@@ -136,8 +136,7 @@ class EndWatcher:
                 self._thread.start()
 
     def add(self, job: AwaitedJob, call: OnEnd) -> None:
-        """Register `call` for the end of the job. It runs in the watching thread: it must be
-        quick."""
+        """Register `call` for the job's end. It runs in the watching thread, so must be quick."""
         with self._lock:
             watched = self._jobs.setdefault(job, _Watched(self._clock() + FIRST_POLL_S))
             watched.calls.append(call)
@@ -354,8 +353,7 @@ def loop_of(call: Callable[..., object]) -> AbstractEventLoop | None:
 
 
 async def wait_for_end(job: AwaitedJob) -> None:
-    """Wait until the job has ended, without blocking the event loop. Cancelling the wait does not
-    cancel the job."""
+    """Wait for the job's end without blocking the event loop. A cancelled wait cancels no job."""
     import asyncio
 
     ended: Future[None] = Future()

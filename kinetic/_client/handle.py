@@ -762,9 +762,8 @@ class JobHandle(Generic[R_co]):
         return self._collected[0]
 
     def free(self, outcome: Outcome, cleanup: bool | None, *, records: bool) -> None:
-        """Free an ended job's resources on the backend, as the `cleanup` of `result` says; with
-        `records`, also remove its records. Errors are logged, so that the caller still gets the
-        value."""
+        """Free an ended job's resources on the backend, as `cleanup` of `result` says; with
+        `records`, also remove its records. Errors are logged: the caller still gets the value."""
         if not (not self.debug if cleanup is None else cleanup):
             return
         try:
@@ -779,8 +778,7 @@ class JobHandle(Generic[R_co]):
             )
 
     def remove(self, *, k8s: bool, gcs: bool) -> None:
-        """Remove an ended job: its resources on the backend (`k8s`), its records in the store
-        (`gcs`)."""
+        """Remove an ended job's resources on the backend (`k8s`), its records (`gcs`), or both."""
         if k8s:
             self._backend.cleanup(self.ref)
         if gcs:

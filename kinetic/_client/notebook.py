@@ -76,8 +76,7 @@ def kinetic_magic(line: str) -> None:
 
 
 def cell_title(file: str) -> str:
-    """Return the title of the cell whose code has this file name: "Cell In[3]"; "" for other
-    files."""
+    """Return the title of the cell with this file name, as "Cell In[3]"; "" for other files."""
     if "IPython" not in sys.modules:
         return ""
     from IPython.core.getipython import get_ipython

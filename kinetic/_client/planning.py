@@ -420,10 +420,9 @@ def plan_function(
 
 
 def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables that a job takes from the caller's environment: those for the payload,
-    and those to send with the secrets. A captured variable is sent with the secrets if its name
-    looks secret, or if it takes effect when a process starts. Variables in `env=` are not
-    captured."""
+    """Return the caller's environment variables that a job gets: those for the payload, and those
+    to send with the secrets. A captured variable is sent with the secrets if its name looks secret,
+    or if it takes effect when a process starts. Variables in `env=` are not captured."""
     variables = configuration.variables()
     selected = environment.select_env_vars(options.capture_env_vars, variables)
     free = {k: v for k, v in selected.items() if k not in options.env and k not in options.secrets}

@@ -254,8 +254,7 @@ def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
 
 
 def _project_folders(board: JobBoard, ref: JobRef) -> list[str]:
-    """Return the folders of the submitter's import path that exist here, but are not on our
-    path."""
+    """Return the existing folders of the submitter's import path that are not on our path."""
     plan = board.plan(ref)
     if plan is None or not plan.client_root:
         return []

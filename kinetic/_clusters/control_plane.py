@@ -1,5 +1,4 @@
-"""The API server of a cluster, for `kinetic up`: reads and applies objects, waits for
-controllers."""
+"""A cluster's API server, for `kinetic up`: reads and applies objects, waits for controllers."""
 
 from __future__ import annotations
 

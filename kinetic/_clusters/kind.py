@@ -100,8 +100,7 @@ def create(wanted: Wanted, store: Path, variables: Mapping[str, str]) -> kubecon
 
 @contextmanager
 def _write_elsewhere(wanted: Wanted) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yield the path of a temporary kubeconfig, so that kind leaves the user's alone, and kind's
-    options for it."""
+    """Yield the path of a temporary kubeconfig, to spare the user's, and kind's options for it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kubeconfig")
         yield path, ("--name", wanted.name, "--kubeconfig", str(path))

@@ -37,8 +37,7 @@ def mark(document: Document, name: str) -> Document:
 
 
 def make_access(wanted: Wanted, caller: str) -> list[Document]:
-    """Return the namespace, the pods' account, the documented roles, and the bindings of the
-    caller."""
+    """Return the namespace, the pods' account, the documented roles, and `caller`'s bindings."""
     space = wanted.namespace
     meta = {"namespace": space}
     role, cluster_role = "kinetic", "kinetic-cluster"

@@ -116,7 +116,7 @@ class ProgramCheck:
     def __init__(
         self, folder: Path, target: CompileTarget, compilers: Compilers, *, client_root: str = ""
     ) -> None:
-        """Set up the check. `client_root` is the source's folder on this machine, for source
+        """Set up the check. `client_root`: the source's folder on this machine, to name its
         lines."""
         self._target = target
         self._compilers = compilers

@@ -335,8 +335,7 @@ def _count_written_bytes(where: Computation, instruction: Instruction, inner: Co
 
 
 def _count_put_bytes(where: Computation, instruction: Instruction) -> float:
-    """Return the bytes that an instruction writes into parts of arrays: per array at most its
-    size."""
+    """Return the bytes that an instruction writes into parts of arrays: at most an array's size."""
     names = _list_wholes(instruction)
     wholes = [_find_array(where, name) for name in names]
     parts = [_find_array(where, name) for name in instruction.operands[-len(names) :]]

@@ -122,8 +122,7 @@ class Module(NamedTuple):
     frames: Mapping[int, tuple[str, int, str, int]]
 
     def find_source(self, instruction: Instruction) -> str:
-        """Return "file:line (function)" of the user's source line that an instruction comes from;
-        "" if unknown."""
+        """Return an instruction's "file:line (function)" in the user's source; "" if unknown."""
         frame = re.search(r"stack_frame_id=(\d+)", instruction.rest)
         if frame:
             return self._name_frame(int(frame[1]))

@@ -221,8 +221,7 @@ def _describe_shape(leaf: Any) -> Any:
 
 @contextlib.contextmanager
 def _lower_for_tpus(names: Sequence[tuple[str, Any]]) -> Iterator[list[Any]]:
-    """Lower everything in the block for TPUs, and yield the list that gets the lowered
-    computations.
+    """Lower everything in the block for TPUs, and yield the list of lowered computations.
 
     Args:
         names: Names and shapes of the arguments; may be empty.
@@ -363,8 +362,7 @@ def describe(
 
 
 def _serialize(module: Any) -> bytes:
-    """Serialize a module so that compilers up to a month older than this JAX, and all newer ones,
-    can read it."""
+    """Serialize a module for compilers up to a month older than this JAX, and all newer ones."""
     from jax._src.lib import _jax
     from jax._src.lib.mlir.dialects import hlo
 
@@ -432,7 +430,6 @@ def count_equations(closed: Any) -> int:
 
 
 def _walk_programs(jaxpr: Any) -> Iterator[Any]:
-    """Yield a program and the programs inside it."""
     from jax._src import core
 
     yield jaxpr

@@ -1,5 +1,4 @@
-"""`kinetic.CompileReport`: the compiler's result for a program, as an object, JSON, text and for
-notebooks."""
+"""`kinetic.CompileReport`: the compiler's result for a program, as object, JSON, text and HTML."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ _CULPRIT = re.compile(r"(?:on stack for |XLA label: )%?([\w.\-]+) = .*?([a-z][\w
 
 def explain_core(message: str, module: Module) -> str:
     """Return a text with the kernel or fusion that needs more than a core's own memory, and its
-    source line. Return "" if the message is about the chip's main memory, where a larger slice
-    could help.
+    source line; "" if the message is about the chip's main memory, where a larger slice helps.
 
     Args:
         message: The compiler's message.
@@ -58,8 +57,8 @@ def explain_core(message: str, module: Module) -> str:
 
 
 def read_shortage(message: str) -> MemoryUse:
-    """Return the memory that the program needs, and the available memory; each is 0 if the message
-    does not say it."""
+    """Return the memory that the program needs, and the available memory; 0 if not in the
+    message."""
     return MemoryUse(needed=_find_size(message, _NEEDED), available=_find_size(message, _AVAILABLE))
 
 

@@ -176,8 +176,7 @@ def _describe(
 
 
 def _load(library: str) -> None:
-    """Load libtpu into this process as JAX does, unless one is loaded: a process can load only
-    one."""
+    """Load libtpu into this process as JAX does, unless it is loaded: only one can be loaded."""
     from jaxlib import (  # type: ignore[attr-defined]
         _profiler,
         xla_client,

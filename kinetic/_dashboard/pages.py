@@ -358,7 +358,7 @@ class Pages:
     # -- actions -----------------------------------------------------------------------------------
 
     def act(self, act: Act) -> Callable[[Request], Awaitable[Response]]:
-        """Return the request handler of a button. It calls `act`, the button's work, in a
+        """Return the request handler of a button, which calls `act`, the button's work, in a
         thread."""
 
         async def answer(request: Request) -> Response:
@@ -422,8 +422,7 @@ class Pages:
         return read_batch(self._access.store, group_id, jobs, self._spending)
 
     def show_capacity(self, request: Request) -> Response:
-        """Show the capacity page. Its table is loaded later, because a cluster may answer
-        slowly."""
+        """Show the capacity page. Its table is loaded later: a cluster may answer slowly."""
         return self._page(request, "capacity.html")
 
     def show_capacity_table(self, request: Request) -> Response:

@@ -128,8 +128,7 @@ def mark_step(step: int) -> None:
 
 
 def note_span(name: str, began_s: float) -> None:
-    """Record that something took from `began_s` (monotonic time) until now; a no-op outside
-    jobs."""
+    """Record that something took from `began_s` (monotonic time) until now; no-op outside jobs."""
     now, state = _monotonic(), _log or _begin()
     if state.sender is not None and now - began_s >= metric_sender.SHORTEST_SPAN_S:
         state.sender.add(MetricRow(now, NO_STEP, {name: now - began_s}, False))

@@ -53,8 +53,7 @@ class AppContext(JobAccess):
     hold: Callable[[str, Mapping[str, Any]], tuple[SessionHandle, bool]] = _refuse
 
     def find(self, text: str) -> JobRef:
-        """Return the job with this id, or the only job whose id begins so; "-" is the newest
-        job."""
+        """Return the job with this id, or the only one whose id begins so; "-" is the newest."""
         return self.newest() if text == NEWEST else super().find(text)
 
     def newest(self) -> JobRef:

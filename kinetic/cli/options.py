@@ -202,8 +202,7 @@ def json_option(command: F) -> F:
 
 
 def ignore_option(*names: str, is_flag: bool = False) -> Callable[[F], F]:
-    """Return a decorator that accepts and ignores an option, as command lines of keras-kinetic use
-    it."""
+    """Return a decorator that accepts and ignores an option of keras-kinetic's command lines."""
     return click.option(*names, hidden=True, expose_value=False, is_flag=is_flag)
 
 

@@ -1,5 +1,4 @@
-"""The program of `kinetic run`: parsed from the command line, checked, made a function for
-hosts."""
+"""The program of `kinetic run`: parsed from the command line, checked, wrapped in a function."""
 
 from __future__ import annotations
 

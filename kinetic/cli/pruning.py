@@ -156,8 +156,7 @@ def _is_older(store: Store, prefix: str, moment: float) -> bool:
 
 
 def _find_in_plans(store: Store, jobs: Sequence[str]) -> set[str]:
-    """Return the digests that occur in the plans of jobs, and the digests of the URIs from which
-    hosts fetch data."""
+    """Return the digests in jobs' plans, and those of the URIs from which hosts fetch data."""
     used: set[str] = set()
     for plan in get_many(store, [layout.JobKeys(job_id).plan for job_id in jobs]).values():
         used |= _digests(plan)

@@ -270,8 +270,7 @@ class KubernetesBackend:
         return _Judged(status)
 
     def _goes_on(self, ref: JobRef) -> bool:
-        """True if a job that lost its leader may get another attempt, or begins one at this
-        moment."""
+        """True if a job that lost its leader may get another attempt, or is about to begin one."""
         attempt = attempts.find_newest(self._store, ref.job_id)
         retries = self._plan(ref).options.retries
         may_follow = attempts.may_follow(self._store, ref.job_id, attempt, retries)

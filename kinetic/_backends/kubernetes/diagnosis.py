@@ -300,8 +300,7 @@ def _not_created(
     uids = {metadata(job).get("uid") for job in (observed.workload, *observed.jobs)}
 
     def admitted_at(event: Document) -> str:
-        """Return the time at which the event's Job was last resumed by a queue or its last pod was
-        created, whichever is later."""
+        """Return when the event's Job was last resumed by a queue, or its last pod was created."""
         about = f"{(event.get('involvedObject') or {}).get('name', '')}-"
         return max([resumed, *(p.created_at for p in pods if p.name.startswith(about))])
 

@@ -47,8 +47,7 @@ _TAKEN_AWAY = (
 TAKEN_AWAY if the cluster took another pod of its gang away."""
 _HOST_RESTARTS = 1000
 """Most failures of each pod in a slice of an elastic job; evictions do not count. It is high
-because a Job that fails is not restarted and fails its JobSet. `max_failures=` ends a job
-sooner."""
+because a failed Job is not restarted and fails its JobSet. `max_failures=` ends a job sooner."""
 _FREE = [{"action": "Ignore"} | condition for condition in _TAKEN_AWAY]
 """Rules for pods that the cluster took away: replace them at once, without counting a failure."""
 _GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | condition for condition in _TAKEN_AWAY)]

@@ -98,8 +98,7 @@ def chips_of(node: Document) -> int:
 
 
 def amount_on(node: Document, resource: str) -> str:
-    """Return the amount of a resource that a node offers to pods, as the cluster writes it; "" if
-    unknown."""
+    """Return the amount of a resource that a node offers to pods, as written; "" if unknown."""
     offered = (node.get("status") or {}).get("allocatable") or {}
     return str(offered.get(resource) or "")
 

@@ -235,7 +235,6 @@ def escape_text(text: str) -> str:
 
 
 def _drop_empty(document: Document) -> Document:
-    """Return the document without its empty fields."""
     empty: tuple[object, ...] = ("", [], {})
     return {name: value for name, value in document.items() if value not in empty}
 

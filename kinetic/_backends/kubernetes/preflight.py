@@ -181,8 +181,7 @@ def check_queue(api: Api, name: str) -> Document | None:
 
 
 def check_memory(api: Api) -> Sequence[Document] | None:
-    """Return the CheckpointConfigurations of multi-tier checkpointing; None if the caller may not
-    list them.
+    """Return multi-tier checkpointing's configurations; None if the caller may not list them.
 
     Raises:
         PreflightError: the cluster has no memory for multi-tier checkpointing.

@@ -56,8 +56,7 @@ FOLLOWED_S = 15.0
 
 
 class ClusterContext:
-    """The objects that explain the state of jobs, each kind listed at most once. Threads may share
-    an instance."""
+    """The objects that explain jobs' states; each kind is listed at most once. Thread-safe."""
 
     def __init__(self, api: Api, jobs: Collection[str] = ()) -> None:
         """Create the context of the given jobs without calling the cluster."""
@@ -240,8 +239,7 @@ class SnapshotReader:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the last snapshot and the lock in a forked process: a parent's thread may hold
-        it."""
+        """Drop the last snapshot and the lock in a fork: a thread of the parent may hold it."""
         self._lock = threading.Lock()
         self._last: ClusterSnapshot | None = None
         self._begun_at = self._failed_at = -1.0

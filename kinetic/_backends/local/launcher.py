@@ -235,8 +235,7 @@ def _refusal(job_id: str, why: str, number: int | None) -> KineticError:
 def warm_up(
     modules: tuple[str, ...], environ: Mapping[str, str], *, libraries: Sequence[str] = ()
 ) -> None:
-    """Start the zygote for these modules, to import them and `libraries` while the call is
-    packed."""
+    """Start the zygote for these modules: it imports them and `libraries` before a call is sent."""
     with _lock:
         _zygote_for(modules, environ).import_ahead(libraries)
 

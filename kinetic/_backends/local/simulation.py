@@ -29,8 +29,7 @@ JAX_HOST_BYTES = 110 << 20
 """The memory of agent and worker of a host with JAX: measured 53-102 MiB (proportional set size)
 on 4 to 16 hosts."""
 DEVICE_BYTES = 3 << 19
-"""The memory of each virtual device of a single controller: measured 1.3-1.5 MiB with 256 to 2048
-devices."""
+"""Memory of a single controller's virtual device: measured 1.3-1.5 MiB with 256-2048 devices."""
 SHARED_BYTES = 160 << 20
 """The memory that all hosts share: the preloaded interpreter and JAX."""
 
@@ -192,8 +191,7 @@ def has_debugger() -> bool:
 
 
 def check_pathways(plan: Plan) -> None:
-    """Refuse an elastic job with a single controller if pathwaysutils, which restarts the function,
-    is missing.
+    """Refuse an elastic single controller without pathwaysutils, which restarts its function.
 
     Raises:
         PreflightError: pathwaysutils is missing.

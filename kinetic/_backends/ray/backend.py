@@ -174,8 +174,7 @@ _UNITS = {"cpu": "CPU", "gpu": "GPU", "tpu": "TPU"}
 
 
 def check_capacity(plan: Plan, nodes: Sequence[RayNode], *, grows: bool = False) -> None:
-    """Refuse a job that is too large for the whole cluster, unless `grows` says that the cluster
-    may get more nodes.
+    """Refuse a job that is too large for the whole cluster, unless the cluster may grow (`grows`).
 
     Raises:
         PreflightError: the job is too large; the message has its needs and the cluster's nodes.

@@ -38,8 +38,8 @@ def batch_error(
     view: BatchView, values: Mapping[int, Any], failed: Mapping[int, BaseException]
 ) -> BatchError:
     """Return the error of a batch. `failed` has the errors of inputs without a value, `values` an
-    entry for each input. The cause is the first failed input's error, else a cancelled or skipped
-    one's."""
+    entry for each input. Its cause is the first failed input's error, else of a cancelled or
+    skipped one."""
     batch = view.records.batch
 
     def rank(index: int) -> tuple[int, int]:
@@ -78,8 +78,7 @@ def batch_error(
 
 
 def describe_unsubmitted(failures: Mapping[int, Exception]) -> str:
-    """Return, as text, the number of inputs without a job and the error of the first; "" for
-    none."""
+    """Return a text with the number of inputs without a job and the first error; "" for none."""
     if not failures:
         return ""
     count = "1 input" if len(failures) == 1 else f"{len(failures):,} inputs"

@@ -1,5 +1,4 @@
-"""The start of a batch. Its record is written before the first job: any process can attach to
-it."""
+"""The start of a batch. Its record comes before its first job: any process can attach to it."""
 
 from __future__ import annotations
 

@@ -130,8 +130,7 @@ class Stamp(Record, called="The record of who submits the batch"):
 
 class SubmitterWatch:
     """Judges whether the process that submits a batch is dead. On this machine, its process id
-    tells. On another machine, the process counts as dead when its stamp has not changed for
-    `SILENT_S`."""
+    tells; on another one, it is dead if its stamp has not changed for `SILENT_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -63,8 +63,7 @@ class BatchRules:
 
 class BatchView:
     """The inputs of one batch, as this process knows them. The submitting process enters the
-    changes itself; a process that attached to the batch uses `AttachedView`, which reads them from
-    the store.
+    changes itself; other processes use `AttachedView`, which reads them from the store.
 
     Attributes:
         states, handles: the state and the job of each input.
@@ -377,8 +376,7 @@ class BatchSubmitter:
             self._finish()
 
     def _step(self) -> bool:
-        """Submit an input, or wait for an event that may allow that. Return True if there is more
-        to do."""
+        """Submit an input, or wait for an event that may allow it; return True if more is to do."""
         view, rules = self._view, self._view.rules
         with view.changes:
             known_events = view.events

@@ -24,8 +24,7 @@ UNKNOWN_ROOM = 64
 
 
 class JobSource(Protocol):
-    """Submits the inputs of a batch, from one thread only: user functions may not be
-    thread-safe."""
+    """Submits a batch's inputs, from one thread only: user functions may not be thread-safe."""
 
     def snapshot_inputs(self) -> None:
         """Copy the inputs, because the caller may change them before they are submitted."""

@@ -44,8 +44,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class HostLine:
-    """The activity of one host. If a job's hosts have not reported, its only line has just the
-    fields about the job.
+    """The activity of one host. A job whose hosts have not reported has one line, with the fields
+    about the job.
 
     Attributes:
         ref: the job.

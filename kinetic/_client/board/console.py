@@ -80,8 +80,7 @@ def _write_text(stream: Any, text: str) -> None:
 
 
 def _write_all(raw: Any, data: bytes) -> None:
-    """Write all data. Unbuffered streams may accept only a part at a time, non-blocking ones
-    nothing at first."""
+    """Write all data: unbuffered streams may accept only a part, non-blocking ones nothing yet."""
     view = memoryview(data)
     while view:
         try:
@@ -122,8 +121,7 @@ def print_last(
     interrupt: KeyboardInterrupt, text: str, is_over: Callable[[], bool] = lambda: False
 ) -> None:
     """Print a text as the last line on stderr, after Python's traceback of the interrupt. If the
-    program catches the interrupt, print it when the program exits, unless `is_over()` is true
-    then."""
+    program catches the interrupt, print it at the program's exit, unless `is_over()` then."""
     interrupt.add_note(text)
     atexit.register(_print_unless_shown, interrupt, text, is_over)
 

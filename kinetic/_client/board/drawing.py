@@ -23,8 +23,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 
 _DETAILED_HOSTS = 64
-"""Gangs of at most this size are drawn with numbers and chips, larger gangs as a square per
-host."""
+"""Gangs of up to this size are drawn with numbers and chips, larger ones as a square per host."""
 _MOST_HOSTS = 1024
 _MOST_CHIPS = 16
 _WIDEST_ROW = 8

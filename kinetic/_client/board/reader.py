@@ -146,8 +146,7 @@ class JobBoard:
         return verdicts.explain(self._backend_of(ref), self.store, ref, outcome, self._now())
 
     def events(self, ref: JobRef) -> list[GangEvent]:
-        """Return the events of a job's gang, oldest first, without damaged and newer versions'
-        events."""
+        """Return a gang's events, oldest first, without damaged and newer versions' ones."""
         from kinetic._core import events
 
         try:
@@ -191,8 +190,7 @@ class JobBoard:
     def add_starts(
         self, jobs: Sequence[tuple[JobRef, JobStanding]]
     ) -> list[tuple[JobRef, JobStanding]]:
-        """Return the same jobs, with `started_at` of running jobs set to the start of the function
-        in the current attempt."""
+        """Return the jobs with `started_at` set to the function's start in the current attempt."""
         running = [ref for ref, standing in jobs if standing.ended_at is None]
         gangs = at_once(self.gang, running, self.store.calls_at_once)
         starts = (gang.current.ready_at for gang in gangs)

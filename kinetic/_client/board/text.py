@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _JOINERS = "\u200c\u200d"
-"""Characters that join letters and emoji. They are harmless, but Python calls them not
-printable."""
+"""Characters that join letters and emoji: harmless, though Python calls them not printable."""
 
 
 def age(seconds: float) -> str:

@@ -1,2 +1,1 @@
-"""`kinetic doctor`: checks of this machine, the configured cluster, the store, and leftover
-jobs."""
+"""`kinetic doctor`: checks of this machine, the configured cluster, the store, old jobs."""

@@ -72,8 +72,7 @@ def _load_plain_settings() -> tuple[Settings | None, str]:
 
 
 def _check_profiles() -> tuple[str, str | None]:
-    """Return what is wrong with the profiles ("" for nothing), and the name of the profile in
-    use."""
+    """Return the fault of the profiles ("" for none), and the name of the profile in use."""
     try:
         saved, chosen = profiles.read(settings.profiles_file()), settings.chosen_profile()
         if chosen is not None:

@@ -155,7 +155,6 @@ def _find_unfinished(store: LocalStore, now: float) -> Iterator[str]:
 
 
 def _list_processes() -> Iterator[Process]:
-    """Yield this user's processes that belong to jobs."""
     for pid in processes.all_pids():
         with contextlib.suppress(OSError):
             if processes.owner(pid) != os.geteuid():

@@ -332,8 +332,7 @@ def loopback(machine: Machine) -> Finding:
 
 
 def store(folder: StoreFolder, remote_store: str = "") -> list[Finding]:
-    """Check the folder of the local store. `remote_store` is the address of a configured remote
-    store."""
+    """Check the local store's folder. `remote_store`: the address of a configured remote store."""
     elsewhere = "or set KINETIC_STORE to a folder of your own."
     if folder.exists and not folder.is_folder:
         return [problem("store", f"{folder.path} is not a folder.", f"Rename it, {elsewhere}")]

@@ -135,8 +135,7 @@ class LocalSaves:
             self._mark.clear()
 
     def _is_committed(self, failed: str) -> bool:
-        """True if all hosts have committed this step. `failed`: why this host has not; "" if it
-        has."""
+        """True if all hosts have committed this step. `failed`: why this host has not, or ""."""
         number = next(self._numbers)
         # Alternate between two folders: a host may begin its next save while others still read.
         folder = f"local-failed/{number % 2}"
@@ -162,8 +161,8 @@ class LocalSaves:
 
 
 def gather_positions(hosts: Peers, name: str, position: Any) -> list[Any]:
-    """Return the iterator positions of all hosts, by host; [] if there are no iterators. All hosts
-    must call this."""
+    """Return the iterator positions of all hosts, which must all call this; [] without
+    iterators."""
     if position is None:
         return []
     values = [json.loads(text) for text in opening.exchange(hosts, name, json.dumps(position))]

@@ -191,8 +191,7 @@ class Persistent:
         self._newest = max((older for older in steps if older <= step), default=-1)
 
     def digests(self, step: int, files: int) -> list[Any]:
-        """Return this process's share of a step's digests; the shares of all processes are
-        complete.
+        """Return this process's share of a step's digests; all shares together are complete.
 
         Args:
             step: The step.

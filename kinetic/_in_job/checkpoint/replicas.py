@@ -137,8 +137,7 @@ def _strip_axis_types(sharding: Any) -> Any:
 
 
 def _stack_replicas(like: Any, source: ArraySource, read: Any) -> Any:
-    """Return the replica that was read, and zeros for all others, stacked along a new first
-    axis."""
+    """Return the replica that was read and zeros for the others, stacked along a new first axis."""
     import jax
     import numpy as np
 

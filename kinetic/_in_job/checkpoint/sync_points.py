@@ -80,8 +80,7 @@ class SyncPoints:
         self._thread.start()
 
     def call(self) -> SyncRequest | None:
-        """Count a call of `save`; return the request that all hosts fulfil at this call, or
-        None."""
+        """Count a call of `save`; return the request that all hosts fulfil at it, or None."""
         wanted = self._find_request()
         if wanted is not None and wanted not in self._past_requests:
             if self._peers.count == 1:

@@ -1,5 +1,4 @@
-"""The state of a training run, leaf by leaf: names, types, and this process's parts of each
-array."""
+"""The state of a training run by leaf: names, types, and this process's parts of each array."""
 
 from __future__ import annotations
 

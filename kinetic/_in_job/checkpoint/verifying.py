@@ -62,8 +62,7 @@ class ShardDigests:
         self._shards = [(*shard, np.asarray(data)) for *shard, data in self._shards]
 
     def compute(self) -> list[list[Any]]:
-        """Return the digests as JSON rows of leaf, start, shape and digest, in a background
-        thread."""
+        """Return the digests as JSON rows of leaf, start, shape and digest. Runs in a thread."""
         while self._shards:
             leaf, shape, index, data = self._shards.pop()
             self._rows.append([leaf, *make_box(index, shape), _digest(data)])

@@ -1,5 +1,4 @@
-"""`kinetic completion`: click's completion script for a shell, which calls `kinetic` for
-completions."""
+"""`kinetic completion`: click's completion script for a shell, which calls `kinetic` itself."""
 
 from __future__ import annotations
 

@@ -419,7 +419,6 @@ def _has_never_run(outcome: Outcome) -> bool:
 
 
 def _print_attempts(attempts: Sequence[AttemptPicture]) -> None:
-    """Print start, end and reason of the last attempts."""
     latest = attempts[-_MOST_ATTEMPTS:]
     output.line()
     rows = [(", ".join(map(str, one.slices)), *_attempt_cells(one)) for one in latest]
@@ -459,8 +458,7 @@ def _print_running(members: list[HostLine]) -> None:
 
 
 def _print_hosts(ref: JobRef, outcome: Outcome, slices: Sequence[int]) -> None:
-    """Print how the hosts ended. Of a large gang, print the hosts that failed, and the number of
-    the others."""
+    """Print how the hosts ended; of a large gang, the failed hosts and the number of the others."""
     from kinetic._client.board import shape
 
     reports = sorted(outcome.reports, key=lambda r: (r.host not in outcome.blamed, r.ok, r.host))[

@@ -1,5 +1,4 @@
-"""`kinetic jobs stacks`, `debug`, `cancel`, `kill`, `cleanup` and `prune`: inspecting, stopping and
-removing jobs."""
+"""`kinetic jobs stacks`, `debug`, `cancel`, `kill`, `cleanup`, `prune`: look into or end jobs."""
 
 from __future__ import annotations
 

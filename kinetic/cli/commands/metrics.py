@@ -244,7 +244,6 @@ def _draw(name: str, watched: Sequence[_ShownJob], choice: _Choice, width: int) 
 
 
 def _curves(name: str, watched: Sequence[_ShownJob], choice: _Choice) -> list[Curve]:
-    """Return one curve for each job and host."""
     from kinetic._client.curves import Curve
 
     several = len(watched) > 1, choice.hosts != (0,)
@@ -340,7 +339,6 @@ def _print_rows(
     as_json: bool,
     as_csv: bool,
 ) -> None:
-    """Print values as they are logged."""
     import json
 
     if as_csv:

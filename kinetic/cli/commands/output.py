@@ -232,8 +232,7 @@ def print_failure(handle: JobHandle[Any], *, is_printed: bool = False) -> int:
 
 
 def _spell_numbers(value: Any) -> Any:
-    """Return the value; floats in it that are not finite become "NaN", "Infinity" or
-    "-Infinity"."""
+    """Return the value with infinite and NaN floats as "NaN", "Infinity" or "-Infinity"."""
     if isinstance(value, dict):
         return {key: _spell_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -261,7 +261,6 @@ def _check_elastic(options: Mapping[str, Any]) -> None:
 
 
 def _print_plan(view: PlanView, *, as_json: bool) -> int:
-    """Print the plan and the files to send."""
     files = [
         (os.fsencode(path).decode(errors="replace"), size_bytes) for path, size_bytes in view.files
     ]
@@ -295,7 +294,6 @@ def _print_plan(view: PlanView, *, as_json: bool) -> int:
 
 
 def _print_documents(view: PlanView, form: str) -> int:
-    """Print the cluster objects."""
     from kinetic.cli.manifests import Format, format_documents
 
     for warning in view.warnings:
@@ -335,7 +333,6 @@ def _follow(handle: JobHandle[Any], program: Program, all_hosts: bool, *, checks
 
 
 def _print_compile_report(handle: JobHandle[Any]) -> None:
-    """Print the compiler's report, on stderr."""
     try:
         report = handle.compile_report()
     except KineticError as error:

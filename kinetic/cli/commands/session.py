@@ -285,8 +285,7 @@ def _idle_s(app: AppContext, status: SessionStatus, calls: Sequence[JobRef]) -> 
 def _describe_end(
     handle: SessionHandle, plan: Plan, status: SessionStatus, idle_s: float | None
 ) -> str:
-    """Return when the session will end by itself. Before its hosts are up, return the limits that
-    will end it."""
+    """Return when the session ends by itself; before its hosts are up, the limits that end it."""
     if plan.holds is None or not status.held_s:
         return handle.describe_end()
     idle_since = None if idle_s is None else -idle_s
