@@ -16,8 +16,9 @@ from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
 from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]
-Comparison = bool | Literal["inputs", "strict"]
 """The time at which the hosts join one JAX process group (its "world"); see `Options`."""
+Comparison = bool | Literal["inputs", "strict"]
+"""The comparison of the programs of hosts; see `Options`."""
 Controller = Literal["single", "multi"]
 """The kind of controller: one process runs the function, or one per host; see `Options`."""
 OnSliceLoss = Literal["wait", "shrink"]

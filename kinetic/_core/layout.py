@@ -61,7 +61,7 @@ class JobKeys:
     """The record that a user cancelled a job on a cluster, a session or one of its calls, see
     `_store.cancellation`."""
     wait_note = Key("jobs/{job_id}/waiting.json")
-    """The reason for which the leader of a job that does not run yet waits."""
+    """The leader's reason for waiting, if the job does not run yet."""
     events = Key("jobs/{job_id}/events.jsonl")
     """Events of the gang, one JSON object per line."""
     compile_report = Key("jobs/{job_id}/compile-report.json")

@@ -28,7 +28,7 @@ DONATED = " (donated)"
 _MOST_SINGLY = 4
 _TOLERANCE = 1e-3
 _FLOATS = ("f", "bf")
-"""Openings of the names of floating-point types."""
+"""Beginnings of the names of floating-point types."""
 _MOST_TEXT = 80
 _VALUE = r"%\w+(#\d+)?,? ?"
 _CONSTANT = r"\bconstant\b"

@@ -38,7 +38,7 @@ _ROOM_FILES = 32
 _ADDRESS_SYNTAX = frozenset("%#?")
 """Characters with a meaning in the address of a socket."""
 ATTEMPT_FILES = ("state.json", "fetching")
-"""Files about one attempt only."""
+"""Files of the supervisor that concern one attempt; the next attempt removes them."""
 LOCK_POLL_S = 0.002
 FREE_AFTER_S = 3600.0
 """Time after which the memory of a job that succeeded is freed, even if its value was not

@@ -37,11 +37,12 @@ LATE = (
     *agents.GANG_MODULES,
     "kinetic._host.worker.fingerprints",
 )
-"""Modules without which a small job's processes can start, in the order in which they need them:
-worker, agent, leader. The zygote imports them when it is idle, because otherwise every process of
-every job would import them again."""
+"""Modules that a small job's processes can start without, in the order in which the processes need
+them: worker, agent, leader. The zygote imports them when it is idle, because otherwise every
+process of every job would import them again."""
 IDLE_S = 0.25
-"""Time without a request after which a first small job is over, so that imports cannot slow it."""
+"""Time without a request after which the first small job must have ended, so that imports cannot
+slow it."""
 HURRIED = 4
 """Number of jobs in a row that are started before the late imports; after that, importing once is
 cheaper."""

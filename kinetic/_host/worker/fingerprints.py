@@ -106,7 +106,7 @@ class Fingerprints:
         """The note of each program, by its fingerprint."""
         self._calls: Counter[str] = Counter()
         self._outputs: deque[tuple[ProgramNote, list[Any]]] = deque(maxlen=_MOST_OUTPUTS)
-        """Calls whose outputs are not there yet."""
+        """Calls whose outputs are not computed yet."""
         self._number, self._before, self._most_calls = 0, "", 0
         self._thread = threading.local()
 

@@ -28,7 +28,7 @@ threads that start computations, may occupy more."""
 GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 """Device files of GPUs. Without any of them JAX silently skips its client for GPUs."""
 _WITHOUT_EFFECT = ("xla_dump", "xla_force_host", "xla_gpu_cuda_data_dir")
-"""Openings of XLA's flags that do not change programs; see `jax._src.cache_key`."""
+"""Beginnings of XLA's flags that do not change programs; see `jax._src.cache_key`."""
 _CONSEQUENCE_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
 _STATUS = tuple(
     f"{code}: "

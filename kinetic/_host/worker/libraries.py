@@ -25,7 +25,7 @@ INSTALLED = ("/site-packages", "/dist-packages")
 """Endings of the paths of folders with installed packages."""
 _FOLDERS = tuple(f"{entry}/" for entry in sys.path if entry.endswith(INSTALLED))
 _LEVELS = 3
-"""Deeper modules are not reported: those above them import them, or few functions need them."""
+"""Modules below this depth are not reported: modules above import them, or few functions do."""
 _QUIET = {"JAX_PLATFORMS": "cpu", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Variables for imports in the fork server: without the first, importing could take the chips from
 a call; without the second, pandas would start a thread (it imports Arrow)."""
