@@ -40,8 +40,8 @@ class Tree:
     """A source tree in the store, and its size.
 
     Attributes:
-        manifest: the list of the root folder, which names the lists of the folders inside; its
-            digest is the tree's digest.
+        manifest: the flat list of the tree's entries (`_source.manifest`); its digest is the tree's
+            digest.
         files: number of regular files.
         size_bytes: total size of the files.
     """

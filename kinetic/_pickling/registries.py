@@ -31,7 +31,8 @@ class Registry:
     Attributes:
         list_objects: Lists all registered objects; none if the library is not imported.
         describe: Returns the arguments with which an object is registered. If its second argument
-            is False, functions of the script cannot be sent, and it returns None if one is needed.
+            is False, functions of the script cannot be sent, and the result is None if one is
+            needed.
         register: Registers an object with these arguments.
     """
 

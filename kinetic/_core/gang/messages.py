@@ -150,8 +150,8 @@ class HostAssignment:
         hosts: number of hosts of this gang.
         job_id: the call that a session's host takes part in; "" outside of sessions.
         turn: number of the gang among all gangs of the session.
-        world: number of the processes and the world of JAX that stay from call to call; 0 for a
-            call in new processes.
+        world: a number for the processes, and their world of JAX, that stay from call to call; 0
+            for a call in new processes.
         notice: a line for the log of host 0; "" for none.
     """
 

@@ -44,7 +44,8 @@ class Start(Record, called="The start message"):
         editable: entries that go before the folders of installed packages.
         scratch: folder for the value or the exception.
         world: this process's rank among the processes of JAX.
-        joins_jax: when the worker joins JAX's world: True, "lazy", False or "program"; see `Plan`.
+        joins_jax: when the worker joins JAX's world: True, "lazy", False or "program"; see
+            `Options`.
         jax_options: options of `jax.config` to set before anything else uses JAX.
         name: display name of the function.
         tree: folder of the source tree on this host.
