@@ -263,7 +263,7 @@ def _follow(
 
 
 def drain(readers: Sequence[LogReader], threads: int) -> Iterator[LogChunk]:
-    """Yield the output that has not been read yet, after the hosts have ended."""
+    """Yield what is left to read after the hosts have ended; use `threads` threads."""
     polls = [partial(reader.read, to_end=True) for reader in readers]
     has_more = True
     while has_more:
@@ -287,9 +287,9 @@ def _read_chunks(
 
 @contextlib.contextmanager
 def _poll(store: Store, ending_fd: int | None = None) -> Iterator[Pause]:
-    """Yield a function that waits between two polls of the store. It waits longer while no output
-    arrives, and in a store that is not a folder, where each poll is a call over the network. When
-    `ending_fd` becomes readable, one wait ends early. The descriptor is closed at the end."""
+    """Yield a function that waits between two polls of the store. The wait is longer while no
+    output arrives, and in a store that is no folder, where each poll is a call over the network.
+    One wait ends early when `ending_fd` becomes readable. That descriptor is closed at the end."""
     soon_s, late_s, tick_s = (POLL_SOON_S, POLL_LATE_S, TICK_S)
     if is_near(store):
         soon_s = late_s = tick_s = FILES_EVERY_S

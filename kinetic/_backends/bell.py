@@ -34,9 +34,9 @@ _log = logging.getLogger("kinetic")
 
 
 class Bell:
-    """The bell of one session; any number of threads may use it. This base class does nothing, for
-    a leader that cannot be reached: both sides then poll the store. No method of a bell waits for
-    the network or raises an error."""
+    """The bell of one session, for any number of threads. This base class does nothing, for a
+    leader that cannot be reached: both sides then poll the store. No method of a bell waits for the
+    network or raises an error."""
 
     def ring(self) -> None:
         """Ask the leader to read its queue at once."""

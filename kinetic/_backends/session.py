@@ -238,7 +238,8 @@ def _name_shape(topology: Topology) -> str:
 
 
 def find_misfit(plan: Plan, held: Plan) -> str:
-    """Return why a call cannot run on a session, as the end of a sentence; "" if it can."""
+    """Return why a call with `plan` cannot run on a session with the plan `held`, as the end of a
+    sentence; "" if it can."""
     wanted, own = plan.options, held.options
     if not are_alike(plan.topology, held.topology):
         own_shape, shape = _name_shape(held.topology), _name_shape(plan.topology)

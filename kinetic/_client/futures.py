@@ -74,13 +74,13 @@ class AwaitedJob(Protocol):
 
 J = TypeVar("J", bound=AwaitedJob)
 OnEnd = Callable[[AwaitedJob, Outcome | BaseException], object]
-"""A callback for the end of a job. Its second argument is the verdict, `NotFound` if the records
-were removed, or another error if the job can no longer be watched."""
+"""A callback for the end of a job. Its second argument is the job's verdict, `NotFound` if the
+records were removed, or another error if the job can no longer be watched."""
 
 
 def ask_alike(jobs: Sequence[J], ask: Callable[[J, Sequence[JobRef]], Mapping[str, R]]) -> list[R]:
-    """Call `ask` with one job and all references, once for each place and store. Return the answer
-    for each job, in the order of `jobs`."""
+    """Call `ask` once for each place and store, with one of its jobs and the references of all of
+    them. Return the answer for each job, in the order of `jobs`."""
     groups: dict[tuple[Place, str], list[J]] = {}
     for job in jobs:
         groups.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
@@ -181,7 +181,7 @@ class EndWatcher:
 
     def _postpone(self, job: AwaitedJob, *, wants_signal: bool) -> bool:
         """Set the time of a running job's next poll. With `wants_signal`, open the descriptor that
-        signals its end, if the backend has one; True if one was opened."""
+        signals its end, if the backend has one; return True if one was opened."""
         with self._lock:
             watched = self._jobs.get(job)
         if watched is None:
@@ -225,7 +225,7 @@ class EndWatcher:
         ready = [fd for fd, _ in poll.poll(None if due == math.inf else math.ceil(pause_s * 1000))]
         with self._lock:
             for watched in (by_fd[fd] for fd in ready if fd in by_fd and by_fd[fd].fd == fd):
-                # A descriptor signals once: poll now, and later like a job without one.
+                # A descriptor signals once: poll now, and later as if the job had no descriptor.
                 watched.close()
                 watched.due, watched.pause_s = self._clock(), FIRST_POLL_S
         if bell in ready and pipes.is_same(bell, self._inode):
@@ -314,7 +314,7 @@ class JobFuture(Future[Any]):
 
 
 class HandleWaiters:
-    """The `_waiters` of a handle that was passed to `concurrent.futures.wait`. It gives waiters the
+    """The `_waiters` of a handle that was passed to `concurrent.futures.wait`. Waiters get the
     handle instead of its future, so that `wait` returns handles."""
 
     def __init__(self, future: JobFuture, handle: object) -> None:
@@ -343,8 +343,8 @@ class _HandleWaiter:
 
 
 def loop_of(call: Callable[..., object]) -> AbstractEventLoop | None:
-    """Return the running loop if `call` is asyncio's own callback, which must run in that loop:
-    `asyncio.wait` treats a handle as a future of the loop. None for other callbacks."""
+    """Return the running event loop if `call` is asyncio's own callback, which must run in it:
+    `asyncio.wait` treats a job's handle as a future of the loop. None for any other callback."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or not str(getattr(call, "__module__", "")).startswith("asyncio."):
         return None
@@ -478,7 +478,7 @@ def _name_jobs(jobs: Iterable[AwaitedJob]) -> str:
 
 
 def call_back(fn: Callable[[Any], object], handle: Any, loop: AbstractEventLoop | None) -> None:
-    """Call a callback with a job's handle, in its event loop if it has one. Log its exception."""
+    """Call `fn` with a job's handle, in `loop` if that is not None. If `fn` raises, log that."""
     if loop is not None:
         with contextlib.suppress(RuntimeError):  # The loop has been closed.
             loop.call_soon_threadsafe(fn, handle)

@@ -511,7 +511,7 @@ def _make_limits(options: Options, settings: Settings, cost: Cost | None) -> Lim
 
 
 def _make_absolute(folder: str | None) -> str | None:
-    """Make a path absolute: the user means the caller's working directory, not a host's."""
+    """Make a path absolute: relative to the caller's working directory, not to a host's."""
     if folder is None or "://" in folder:
         return folder
     return str(Path(folder).expanduser().absolute())

@@ -118,7 +118,7 @@ class SessionHandle:
         return self.describe(self._read_standing())
 
     def describe(self, standing: JobStanding) -> SessionStatus:
-        """Return the state of the session; `standing` is the standing of its own job."""
+        """Return the state of the session, given the standing of its own job."""
         cost = self._plan.cost
         gang, until = self.job._board.gang(self.job.ref), standing.ended_at or time.time()
         paid_s = gang.paid_s(self._plan.options.most_slices, until)

@@ -266,7 +266,7 @@ def _undo(ref: JobRef, backend: Backend, store: Store, *raised: Any) -> None:
 
 def take_back(ref: JobRef, backend: Backend, store: Store, interrupt: BaseException) -> None:
     """Remove a job whose submission was interrupted, and say so in the last line on stderr. If the
-    job does not stop soon, or its backend does not answer, say that the job may be running."""
+    job does not stop soon or its backend does not answer, say instead that it may be running."""
     job_id = ref.job_id
     words = (
         f"kinetic: the submission of {job_id} was interrupted, but the job may be running: "

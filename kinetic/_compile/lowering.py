@@ -330,7 +330,9 @@ def _hide_frames() -> None:
 def describe(
     computation: Any, target: CompileTarget | None, source: str = "", name: str = ""
 ) -> Lowered:
-    """Return the program that JAX has lowered, with its serialized module."""
+    """Return the program that JAX has lowered, with its serialized module. `source` is the
+    "file:line" of the program's function; `name` is the function's name, "" for that of the
+    module."""
     from jax._src import config
     from jax._src.interpreters import pxla
 

@@ -278,7 +278,7 @@ def summarize(report: CompileReport) -> str:
 
 
 def _has_costs(report: CompileReport) -> bool:
-    """True if the report has the costs of a run; they are read from a dump of the program."""
+    """True if the report has the costs of a run, which come from a dump of the program."""
     return report.fits and not report.detail
 
 

@@ -85,7 +85,7 @@ class Profiles:
         return replace(self, current=name)
 
     def without(self, name: str) -> Profiles:
-        """Return the other profiles. If the removed one was current, no profile is current."""
+        """Return the profiles without this one. If it was the current one, none is current."""
         self.get(name)
         others = {n: values for n, values in self.by_name.items() if n != name}
         return Profiles(others, None if self.current == name else self.current)

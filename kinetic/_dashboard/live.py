@@ -52,8 +52,8 @@ class Source(NamedTuple):
 
 
 class _Poller:
-    """Polls one source in a thread. It polls again only after the stream has taken the changes of
-    the previous poll."""
+    """Polls one source in a thread. The next poll waits until the stream has taken the changes of
+    the previous one."""
 
     def __init__(self, source: Source, notify: Callable[[], None]) -> None:
         self._source = source

@@ -162,7 +162,7 @@ def _finish(returned: bool) -> None:
 
 
 def forget() -> None:
-    """Forget the file of a call that has ended: the next call in this process has another one."""
+    """Forget the file of a call that has ended: the next call in this process has another file."""
     global _log
     _log = None
 

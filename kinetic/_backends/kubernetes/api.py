@@ -119,7 +119,7 @@ class Api(Protocol):
         ...
 
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
-        """True if the caller has a permission."""
+        """True if the caller may use a verb of RBAC, such as "create", on this kind of object."""
         ...
 
     def knows(self, resource: Resource) -> bool:
@@ -154,7 +154,8 @@ class CallLimits:
 
 
 def waits_s(tries: int, patience: CallLimits, seed: random.Random) -> float:
-    """Return the pause in seconds after `tries` failed tries. The pause is random, so that callers
-    do not all retry at the same moment; its upper limit doubles with each try."""
+    """Return the pause in seconds after `tries` failed tries, within `patience`. The pause is
+    random, so that callers do not all retry at the same moment; its upper limit doubles with each
+    try."""
     most = min(patience.most_s, patience.first_s * 2.0 ** (tries - 1))
     return most * (0.5 + seed.random() / 2)

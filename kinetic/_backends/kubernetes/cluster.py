@@ -46,8 +46,9 @@ def make_backend(place: Place, store: Store) -> KubernetesBackend:
 
 
 def settle(place: Place) -> Place:
-    """Return the place with the kubeconfig's current context and namespace filled in: they may
-    change before the job is read again. Without a kubeconfig, return the place unchanged."""
+    """Return the place with the kubeconfig's current context and namespace filled in, since the
+    kubeconfig may change before the job is read again. Without a kubeconfig, return the place as it
+    is."""
     if (place.cluster and place.namespace) or _list_missing():
         return place
     from kinetic._backends.kubernetes import kubeconfig
@@ -158,7 +159,7 @@ def _place_of(settings: Settings) -> Place:
 
 @functools.cache
 def _images() -> BundledImages:
-    """Return this process's shared `BundledImages`: it caches the login and the existing images."""
+    """Return this process's shared `BundledImages`: the login and the list of images are cached."""
     from kinetic._backends.kubernetes.image_builds import BundledImages
 
     return BundledImages()

@@ -81,8 +81,8 @@ _loading = threading.Lock()
 
 @contextlib.contextmanager
 def make_configuration(access: Access, variables: Mapping[str, str]) -> Iterator[Configuration]:
-    """Log in and yield the client's configuration. Its files of certificates and keys lie in a
-    private folder, which is removed afterwards.
+    """Log in and yield the client's configuration. The configuration's certificates and keys are
+    files in a private folder, which is removed afterwards.
 
     Raises:
         PreflightError: the login failed, or the certificates cannot be used.

@@ -260,7 +260,7 @@ def _explain_own_secret(name: str) -> JobDiagnosis:
 
 
 def _check_volume(observed: Observed, pod: Pod) -> JobDiagnosis | None:
-    """Return the finding about a pod's volume or node. It is read from events: the pod's own status
+    """Return the finding about a pod's volume or node, from the pod's events: the pod's own status
     is ContainerCreating, as in every start."""
     if pod.waiting_reason not in ("", "ContainerCreating", "PodInitializing"):
         return None

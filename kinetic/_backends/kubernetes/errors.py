@@ -134,7 +134,7 @@ _USER = re.compile(r'User "([^"]+)"')
 
 
 def may_pass(status: int, body: bytes | str) -> bool:
-    """True if repeating the request may help."""
+    """True if repeating the request may help, given its HTTP status and the body of the answer."""
     return status in MAY_PASS and _TOO_LARGE not in message_of(body)
 
 

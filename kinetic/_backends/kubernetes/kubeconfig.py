@@ -80,8 +80,8 @@ def paths_of(variables: Mapping[str, str]) -> list[Path]:
 
 
 def path_of_own(variables: Mapping[str, str]) -> Path:
-    """Return the path of the kubeconfig that `kinetic up` writes. It lies beside kinetic's
-    profiles, so that the user's own file stays as it is.
+    """Return the path of the kubeconfig that `kinetic up` writes. The file lies beside kinetic's
+    profiles, and the user's own file stays as it is.
 
     Raises:
         UsageError: there is no home folder.

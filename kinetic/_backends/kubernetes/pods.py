@@ -99,7 +99,7 @@ def leading_job(plan: Plan) -> str:
 
 
 def secret_key(variable: str) -> str:
-    """Return the key of one of the user's secrets in the job's Secret."""
+    """Return the key in the job's Secret of the user's secret for this variable."""
     return f"env.{variable}"
 
 

@@ -20,14 +20,14 @@ from kinetic.errors import name_some
 
 _NEVER = ("ExceedsMaxQuota", "Misconfigured")
 _OTHER_FLAVOR_FITS = "unused quota"
-"""Substring of a message about several alternative flavors, one of which may still fit."""
+"""Substring of a message about alternative flavors, of which another one may still fit."""
 _IS_NEXT = "This job is the next to start"
 _MOST_NAMES = 3
 _NEVER_WORDS = ("doesn't exist", "maximum capacity", "insufficient quota")
 
 
 def was_evicted(queue_workload: Document | None) -> bool:
-    """True if the queue evicted a job and has not readmitted it."""
+    """True if the queue has evicted a job and not admitted it again."""
     if queue_workload is None or condition(queue_workload, "Finished"):
         return False
     evicted = condition(queue_workload, "Evicted") or condition(queue_workload, "Preempted")
@@ -98,7 +98,7 @@ def _find_preemption(queue: str, workload: Document) -> JobDiagnosis | None:
 
 
 def _find_check(queue: str, workload: Document) -> JobDiagnosis | None:
-    """Return the admission check that a job with reserved quota waits for, such as provisioning."""
+    """Return the admission check that a job with reserved quota waits for, or None."""
     if condition(workload, "QuotaReserved") is None:
         return None
     for check in (workload.get("status") or {}).get("admissionChecks") or ():

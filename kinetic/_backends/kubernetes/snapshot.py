@@ -170,9 +170,9 @@ class ClusterSnapshot:
         return self.pods.get(ref.job_id, ())
 
     def is_removed(self, ref: JobRef) -> bool:
-        """True if a job's workload was removed: there are events about it, which a cluster keeps
-        for an hour, but it does not exist now. It is read again, because a job created after the
-        snapshot has events, too."""
+        """True if a job's workload was removed: there are events about the workload, which a
+        cluster keeps for an hour, but the workload does not exist. This reads the workload again,
+        because a job created after the snapshot has events, too."""
         self.context.covered.add(ref.job_id)
         name = names.workload_of(ref.job_id)
         kind = PATHWAYS_HEAD if ref.has_single_controller else HOSTS

@@ -299,7 +299,7 @@ def _judge_running(job: JobFacts, workload: Document, status: Status) -> Status:
 
 
 def _apply_finding(job: JobFacts, finding: JobDiagnosis, status: Status) -> Status:
-    """Return the status with a finding as its reason; a hopeless finding makes the job failed."""
+    """Return the status with the finding as its reason; FAILED if the finding is hopeless."""
     never_ran = status.phase is JobStatus.PENDING and finding.hopeless
     phases = {host.host: host.phase for host in status.hosts}
     concerned = {

@@ -74,7 +74,8 @@ def exchange(peers: Peers, name: str, text: str) -> list[str]:
 
 
 def agree(peers: Peers, name: str, act: Callable[[], str]) -> list[str]:
-    """Call `act` on every host and return all hosts' results, by index. All hosts must call this.
+    """Call `act` on every host and return all hosts' results, by index. All hosts must call this,
+    with a `name` that was never used before.
 
     Raises:
         KineticError: `act` failed on a host. All hosts raise the error of the first such host.
@@ -232,7 +233,8 @@ def list_checkpoints(
 
 def _wait_for_unclosed(returned: bool) -> None:
     """If the function has returned, wait for all open checkpointers, even if one of them fails;
-    then raise the first error. If a signal interrupts this, it may be called again."""
+    then raise the first error. After an interruption by a signal this function may be called
+    again."""
     failed: list[KineticError] = []
     for checkpointer, wait in list(unclosed.items()):
         try:

@@ -167,7 +167,7 @@ def _sum_replicas(stacked: Any) -> Any:
 
 
 def _find_integer_type(dtype: Any) -> Any:
-    """Return the integer type of equal size; None for types that are never sent: complex."""
+    """Return the integer type of equal size; None for types that are never sent, like complex."""
     import numpy as np
 
     types = {"bool": np.uint8, "8": np.uint8, "16": np.uint16, "32": np.uint32, "64": np.uint64}
