@@ -56,8 +56,8 @@ class Status:
 
     @property
     def why_waiting(self) -> str | None:
-        """Why the job waits, as `Explains.why_waiting` returns it: "" for a job that is about to be
-        created, None for a job that runs or has ended."""
+        """The reason why the job waits, as `Explains.why_waiting` returns it: "" for a job that is
+        about to be created, None for a job that runs or has ended."""
         if self.phase is JobStatus.NOT_FOUND:
             return ""
         return (self.reason or None) if self.phase is JobStatus.PENDING else None

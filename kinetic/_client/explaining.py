@@ -68,7 +68,7 @@ def explain(
     read_stacks: Callable[[], Mapping[int, str]],
     now: float,
 ) -> Explanation:
-    """Return the page about a job.
+    """Return the page that explains why a job failed, hangs or waits.
 
     Args:
         board: reads the job's records.

@@ -23,8 +23,8 @@ _LOGIN = {
     "provideClusterInfo": True,
     "interactiveMode": "IfAvailable",
 }
-"""How kubectl logs in to GKE: with the credentials that `kinetic up` uses. If the program is not
-installed, kinetic asks google-auth for a token instead."""
+"""The login to GKE, with the credentials that `kinetic up` uses. If the program is not installed,
+kinetic asks google-auth for a token instead."""
 
 
 def make_access(context: str, cluster: Document) -> Access:

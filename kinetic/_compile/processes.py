@@ -59,7 +59,7 @@ _START = (
 
 
 class Compiling(NamedTuple):
-    """What the compilers are doing.
+    """The present activity of the compilers.
 
     Attributes:
         names: Names of the programs that are being compiled.

@@ -315,8 +315,8 @@ def _draw_host(
 
 
 def _state(picture: HostPicture, line: HostLine) -> str:
-    """Return the state of a host. The events tell its end, the events or the leader tell a stall,
-    and the leader tells any other activity."""
+    """Return the state of a host: its end as the events say, a stall as the events or the leader
+    say, anything else as the leader says."""
     if picture.state in (HostState.RETURNED, HostState.FAILED, HostState.STOPPED):
         return str(picture.state)
     if line.still_s >= activity.STILL_S and line.state == "running":

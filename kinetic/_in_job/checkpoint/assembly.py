@@ -54,7 +54,8 @@ class LocalRestore:
         self.damaged: dict[tuple[int, Region], str] = {}
 
     def fetch(self, state: TreeState) -> None:
-        """Exchange pieces, so that each host has all that `state` needs in its current layout."""
+        """Exchange pieces between the hosts, so that each has what `state` needs in its current
+        layout."""
         needed: list[Mapping[int, set[Box]]] = [{} for _ in self._whole.leaves]
         for number, value in state.arrays():
             needed[self._numbers[state.leaves[number].name]] = list_boxes(value)
