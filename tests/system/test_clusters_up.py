@@ -181,7 +181,12 @@ def test_down_finds_the_cluster_or_says_where_it_is(google, capsys):
     assert "my-project has one in: us-east5. Name its place" in capsys.readouterr().err
     assert call([*up, "--zone=us-central1-a"]) == 2
     assert "both would share a bucket" in capsys.readouterr().err
-    assert call(["down", "-y", "--zone=us-east5-a", "--cluster=gke_my-project_us-east5_dev"]) == 0
+    words = ["down", "-y", "--zone=us-east5-a", "--cluster=gke_my-project_us-east5_dev"]
+    capsys.readouterr()
+    assert call([*words, "--preview"]) == 0
+    assert "remove cluster dev" in capsys.readouterr().out
+    assert "dev" in google.clusters
+    assert call(words) == 0
     assert google.clusters == {}
     assert call(["down", "-y", "--zone=us-east5-a"]) == 0
     captured = capsys.readouterr()

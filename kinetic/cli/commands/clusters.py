@@ -387,6 +387,7 @@ def _require(wanted: Wanted, cluster: Document | None) -> Document:
 @_place_options
 @_flag("--force", help="Remove it although jobs run.")
 @_value("--delete-store", "BUCKET", "Remove this bucket, with all records.")
+@_preview_option
 @yes_option
 def down(**options: Any) -> None:
     """Remove a cluster."""
@@ -397,6 +398,8 @@ def down(**options: Any) -> None:
     if named.startswith("kind-"):
         name = named.removeprefix("kind-")
         kind.check_installed(settings.variables())
+        if options["preview"]:
+            return output.line(f"kind delete cluster --name {name}")
         _confirm(f"Remove the cluster {name}?", yes=options["yes"], name=name)
         return kind.remove(Wanted(name, "", "", Mode.KIND), settings.variables())
     wanted, doors, _ = _find(options)
@@ -414,6 +417,8 @@ def down(**options: Any) -> None:
     if not steps:
         cause = f": {wanted.project} has no cluster {wanted.name}"
         return output.notice(f"There is nothing to remove{'' if observed.cluster else cause}.")
+    if options["preview"]:
+        return None
     jobs = () if options["force"] else convergence.list_jobs(wanted, observed, doors)
     if jobs:
         raise PreflightError(
