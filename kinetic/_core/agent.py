@@ -108,6 +108,7 @@ class AgentMachine:
         is_led_from_afar: bool = False,
         is_held: bool = False,
         keeps_worker: bool = False,
+        keeps_interrupted: bool = False,
     ) -> None:
         """Make the machine of an agent that prepares its host.
 
@@ -117,12 +118,14 @@ class AgentMachine:
             is_led_from_afar: a head elsewhere leads, and continues without this host.
             is_held: the gang runs a call of a session, and another call may follow.
             keeps_worker: the next call of the session may run in the same worker.
+            keeps_interrupted: this also holds if the function was interrupted. Hosts of a gang are
+                interrupted at different steps, so what they keep no longer fits together.
         """
         self._alone = alone
         self._is_elastic = is_elastic
         self._is_led_from_afar = is_led_from_afar
         self._is_held = is_held
-        self._keeps_worker = keeps_worker
+        self._keeps_worker, self._keeps_interrupted = keeps_worker, keeps_interrupted
         self.activity = Activity.PREPARING
         self.ready, self.armed = alone, False
         self.started = self.stopping = self.all_done = self.finished = False
@@ -285,6 +288,7 @@ class AgentMachine:
             # No function is running, so the worker needs no time to clean up.
             stays = self._has_end and self._eviction.saves_together
             return [] if stays else self._let_go(now)
+        self._keeps_worker &= self._keeps_interrupted
         return [] if self._eviction.function_polls else [Act.TERMINATE]
 
     def _let_go(self, now: float) -> list[Act]:

@@ -109,9 +109,11 @@ def test_hosts_that_do_not_come_back_after_a_call_are_lost(held):
 # -- the agent of a kept worker --------------------------------------------------------------------
 
 
-def test_a_kept_worker_is_not_killed_by_the_stop_that_ended_its_call():
-    """The view that asks the host to stop may come again after the worker was kept."""
-    agent = AgentMachine(is_held=True, keeps_worker=True)
+@pytest.mark.parametrize("keeps_interrupted", [True, False])
+def test_a_kept_worker_is_not_killed_by_the_stop_that_ended_its_call(keeps_interrupted):
+    """The view that asks the host to stop may come again after the worker was kept. A host of
+    several does not keep an interrupted function's worker."""
+    agent = AgentMachine(is_held=True, keeps_worker=True, keeps_interrupted=keeps_interrupted)
     view = HostView(ready=True)
     acts = [*agent.on_prepared(), *agent.on_armed(), *agent.on_ready(view)]
     agent.on_called()
@@ -120,6 +122,9 @@ def test_a_kept_worker_is_not_killed_by_the_stop_that_ended_its_call():
     acts += agent.on_end(returned=False)
     agent.note_report(HostReport(0, Exit.CANCELLED), arrives=True)
     acts += agent.on_concluded(2.0)
+    if not keeps_interrupted:
+        assert acts[-1] == Act.RUN_EXIT_HANDLERS
+        return
     agent.note_kept()
     acts += [*agent.on_view(stop, 3.0), *agent.tick(1e6)]
     assert acts == [Act.START, Act.TERMINATE, Act.CONCLUDE, Act.KEEP]

@@ -93,6 +93,7 @@ class Agent:
             is_led_from_afar=identity.is_led_from_afar,
             is_held=bool(identity.session),
             keeps_worker=self._keeps,
+            keeps_interrupted=identity.hosts == 1,
         )
         self._preemption = Preemption(identity, plan.options.env)
         self._link = Link(identity, self._beat, channel)
