@@ -176,7 +176,7 @@ def _describe_site(traceback: str) -> str:
 def _build_message(evidence: Evidence, first: HostReport | None) -> list[str]:
     lines = [f"{evidence.name} ({evidence.job_id}): {_build_headline(evidence, first)}"]
     if first is None:
-        return [*lines, f"More: kinetic jobs status {evidence.job_id}"]
+        return [*lines, *_name_loss(evidence), f"More: kinetic jobs status {evidence.job_id}"]
     if first.exit.kind.has_traceback and first.error is not None and first.error.traceback:
         title = f"Remote traceback ({_name_host(evidence, first)}):"
         lines += [

@@ -37,7 +37,7 @@ from kinetic._core.gang.policy import (
 )
 from kinetic._core.outcome import HostReport, Outcome, Verdict, name_hosts
 from kinetic._core.plan import Plan
-from kinetic._core.session import CANCELLED_WAITING, KEPT_IS_GONE
+from kinetic._core.session import CANCELLED_WAITING
 from kinetic._host import verdicts
 from kinetic._host.agents import import_gang_modules
 from kinetic._host.calls import Call, CallQueue
@@ -449,7 +449,7 @@ class Leader:
             self._policy.note_departure(time.monotonic())
         self._policy.hold()
         if place.world and not outcome.ok and not await self._keeps(place.world, indices, runtime):
-            return replace(outcome, reason=f"{outcome.reason} {KEPT_IS_GONE}", ends_world=True)
+            return replace(outcome, ends_world=True)
         return outcome
 
     async def _keeps(self, world: int, indices: Sequence[int], runtime: LeaderRuntime) -> bool:

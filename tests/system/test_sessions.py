@@ -40,6 +40,7 @@ from kinetic.errors import (
     JobFailed,
     JobTimeout,
     PreflightError,
+    SetupFailed,
     UsageError,
 )
 
@@ -318,7 +319,11 @@ def test_the_world_of_jax_stays_until_a_host_of_it_dies(hold, tmp_path):
         assert KEPT_IS_GONE in caught.value.__notes__
         newest = kept()[0]
         assert not {*newer} & {*newest}
-        begin(tmp_path, accelerator="tpu-v6e-8", keep=True)[0].cancel()
+        handle = begin(tmp_path, accelerator="tpu-v6e-8", keep=True)[0]
+        handle.cancel()
+        with pytest.raises(JobCancelled) as cancelled:
+            handle.result()
+        assert str(cancelled.value).count(KEPT_IS_GONE) == 1
         assert not {*newest} & {*kept()[0]}, "hosts are interrupted at different steps"
 
 
@@ -631,6 +636,23 @@ def draw(seed=None):
     if seed is not None:
         np.random.seed(seed)
     return float(np.random.random())
+
+
+def use_up_descriptors():
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def test_a_kept_process_that_can_read_no_call_is_replaced(session):
+    """One call fails; the next one begins in a new process."""
+    kept = call(count_calls, keep=True)
+    pid = kept()[0]
+    call(use_up_descriptors, keep=True)()
+    with pytest.raises(SetupFailed, match="Too many open files"):
+        kept()
+    new, *counts = kept()
+    assert (new != pid, counts) == (True, [1, 1])
 
 
 def test_random_numbers_go_on_between_kept_calls(session):

@@ -71,6 +71,8 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
             start = Start.from_json(message["start"])
             call = forks.run(attempt.prepare, channel, start, is_first=is_first)
             reply = _serve(channel, start, call, before)
+            if isinstance(call, dict) and call["event"] == Exit.SETUP_FAILED:
+                break  # What earlier calls left, such as open files, may fail each later call.
             if reply is None or "keep" not in reply:
                 code = 1
                 if reply is not None and "exit" in reply:
