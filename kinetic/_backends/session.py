@@ -19,8 +19,8 @@ from kinetic._core.gang.policy import count_slices
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.ref import JobRef
 from kinetic._core.session import CANCELLED_WAITING, are_alike
-from kinetic._core.state import JobStatus
-from kinetic._store import cancellation, index
+from kinetic._core.state import SUBMITTING, JobStatus
+from kinetic._store import cancellation, index, sessions
 from kinetic._store.base import Store, folder_of
 from kinetic.errors import NotFound, PreflightError, UsageError
 
@@ -66,7 +66,8 @@ class SessionBackend:
                 "start`."
             ) from error
         name = session.session_name
-        if self._holder.status([session])[session.job_id].phase.ended:
+        is_stopped = sessions.is_stopped(self._store, self._session_id)
+        if is_stopped or self._read_held().phase.ended:
             raise PreflightError(
                 f"The session {name} ({session.job_id}) has ended. Start it again: `kinetic "
                 f"session start {held.topology.name} --name {name}`."
@@ -138,10 +139,18 @@ class SessionBackend:
         return Status(JobStatus.PENDING, held.reason)
 
     def _read_held(self) -> Status:
+        """Return the status of the session's own job: PENDING while it is being submitted."""
+        from kinetic._backends import stored
+
         try:
-            return self._holder.status([self._session])[self._session_id]
+            session = self._session
         except NotFound:
             return Status(JobStatus.NOT_FOUND)
+        held = self._holder.status([session])[self._session_id]
+        if held.phase is not JobStatus.NOT_FOUND:
+            return held
+        phase = stored.status_of_unknown(self._store, session, time.time())
+        return stored.read_verdict(self._store, session) or Status(phase, SUBMITTING)
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """Return why the call does not run yet; None if it runs or has ended. In the first second

@@ -10,12 +10,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kinetic._backends.base import Status
 from kinetic._core import events, layout, record
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
-from kinetic._core.state import JobStatus, status_of_verdict
+from kinetic._core.state import JobStatus, status_of, status_of_verdict
 from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound, StoreError
@@ -40,6 +41,23 @@ def parse_verdict(data: bytes) -> Status:
     except CorruptRecord:
         return Status(JobStatus.FAILED, "its outcome is damaged")
     return Status(status_of_verdict(outcome.verdict), outcome.reason)
+
+
+def status_of_unknown(store: Store, ref: JobRef, now: float) -> JobStatus:
+    """Return the status of a job that has no verdict and is unknown to its backend."""
+    reference, plan = layout.JobKeys(ref.job_id).ref, layout.JobKeys(ref.job_id).plan
+    # The plan is written first, the reference is deleted last.
+    recorded = store.has(reference) and store.has(plan)
+    status_if_created = partial(status_of, None, JobStatus.NOT_FOUND, recorded=recorded, now=now)
+    status = status_if_created(created_at=ref.created_at)
+    if status is JobStatus.FAILED and not ref.place.is_supervised:
+        # The time in the reference is from the submitter's clock, which may be wrong.
+        entries = store.entries(layout.JobKeys(ref.job_id).prefix)
+        written_at = next(
+            (entry.written_at for entry in entries if entry.key == plan), ref.created_at
+        )
+        return status_if_created(created_at=written_at)
+    return status
 
 
 def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:

@@ -27,7 +27,7 @@ from kinetic._core.options import Options
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.session import DEFAULT_NAME, IDLE_S, LIFETIME_S, Session
-from kinetic._core.state import JobStanding, JobStatus
+from kinetic._core.state import UNKNOWN, JobStanding, JobStatus
 from kinetic._core.tracebacks import hide_frames
 from kinetic._store import cancellation, sessions
 from kinetic._store.base import is_near
@@ -122,6 +122,8 @@ class SessionHandle:
         cost = self._plan.cost
         gang, until = self.job._board.gang(self.job.ref), standing.ended_at or time.time()
         paid_s = gang.paid_s(self._plan.options.most_slices, until)
+        has_ended = standing.state not in (JobStatus.PENDING, JobStatus.RUNNING, UNKNOWN)
+        calls = [] if has_ended else list_waiting_calls(self._store, self.job.job_id)
         return SessionStatus(
             self.name,
             self.job.job_id,
@@ -132,7 +134,7 @@ class SessionHandle:
             gang.ran_s(until),
             None if cost is None else 0.0 if cost.is_simulated else cost.usd_per_hour,
             None if cost is None else cost.for_seconds(paid_s),
-            tuple(list_waiting_calls(self._store, self.job.job_id)),
+            tuple(calls),
         )
 
     @hide_frames
@@ -332,8 +334,7 @@ def _find_live(store: Store, name: str, wanted: Options) -> SessionHandle | None
         handle = open_handle(ref, store)
     except NotFound:  # Somebody has removed its records by hand.
         return None
-    is_stopped = store.has(layout.JobKeys(ref.job_id).cancellation)
-    if is_stopped or handle._read_standing().status.ended:
+    if sessions.is_stopped(store, ref.job_id) or handle._read_standing().status.ended:
         return None
     held = handle._plan.options
     if (held.topology, held.most_slices) != (wanted.topology, wanted.most_slices):

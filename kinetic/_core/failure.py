@@ -99,8 +99,8 @@ def _choose_class(outcome: Outcome) -> type[JobFailed]:
         return errors.JobCancelled
     if outcome.supervisor_lost and (first is None or first.exit.kind.hearsay):
         return errors.SupervisorLost
-    if first is None:
-        return errors.ResultUnavailable
+    if first is None:  # Without reports the function never began: a call whose session has ended.
+        return errors.ResultUnavailable if outcome.reports else errors.JobFailed
     if outcome.given_up and first.exit in (Exit.REFORMED, Exit.STOPPED):
         return errors.HostLost  # The next attempt could not start without the lost host.
     return first.exit.kind.error

@@ -20,6 +20,7 @@ IDLE_S, LIFETIME_S = 1800.0, 12 * 3600.0
 """Default limits of a session: time without a call, and time in all."""
 KEPT_IS_GONE = "What the session kept between calls is gone."
 CANCELLED_WAITING = "The call was cancelled before it began."
+ENDED_WAITING = "The call did not begin: its session has ended."
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,11 @@ def read_claim(store: Store, name: str) -> Claim:
     return Claim(content)
 
 
+def is_stopped(store: Store, job_id: str) -> bool:
+    """True if a user has stopped this session: it takes no more calls, and its name is free."""
+    return store.has(layout.JobKeys(job_id).cancellation)
+
+
 def is_starting(store: Store, claim: Claim) -> bool:
     """True if another caller has just claimed a name, and its session has no reference yet."""
     is_new = abs(time.time() - claim.since) < STARTING_S

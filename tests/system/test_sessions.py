@@ -522,6 +522,8 @@ def test_a_session_with_calls_is_stopped_only_by_force(session, tmp_path):
         session.stop()
     assert not has_ended(session)
     session.stop(force=True)
+    with pytest.raises(PreflightError, match=r"The session s \(job-.*\) has ended"):
+        call(describe_process)()
     for handle in (running, waiting):
         with pytest.raises(JobFailed, match="The session s was stopped"):
             handle.result()

@@ -30,12 +30,12 @@ from kinetic._core.options import Elastic
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.plan import Versions
 from kinetic._core.session import Session
-from kinetic._core.state import JobStatus
+from kinetic._core.state import SUBMITTING, JobStatus
 from kinetic._host.calls import CallQueue
 from kinetic._host.worker import kept_state
 from kinetic._store import sessions
 from kinetic._store.local import LocalStore
-from kinetic.errors import NotFound, PreflightError, SubmitError, UsageError
+from kinetic.errors import JobFailed, NotFound, PreflightError, SubmitError, UsageError
 
 HELD = "job-0000005e"
 IDS = ("job-00000003", "job-00000001", "job-00000002")
@@ -369,6 +369,42 @@ def test_a_session_that_has_ended_is_not_used_again(fake):
     with pytest.raises(PreflightError, match=r"The session dev \(job-.*\) has ended. Start it"):
         run(session="dev")
     assert kinetic.session("cpu", name="dev").job.job_id != session.job.job_id
+
+
+def test_a_call_waits_for_a_session_that_is_being_submitted(fake):
+    """Another caller has written the session's records, and its backend does not know it yet."""
+    session = kinetic.session("cpu", name="dev").job
+    fake.phases[session.job_id] = JobStatus.NOT_FOUND
+    handle = run(session="dev")
+    assert (
+        handle.read_standings([handle.ref])[handle.job_id] == ("PENDING", SUBMITTING) + (None,) * 4
+    )
+    session.remove(k8s=False, gcs=True)
+    with pytest.raises(NotFound):
+        run(session="dev")
+
+
+def test_a_stopped_session_takes_no_call(fake):
+    """Its leader still runs, but reads its queue no more."""
+    session = kinetic.session("cpu", name="dev")
+    with session:
+        session.stop()
+        with pytest.raises(PreflightError, match=r"The session dev \(job-.*\) has ended. Start it"):
+            run()
+
+
+def test_a_call_that_came_too_late_for_its_session_blames_no_host(fake):
+    """It came after the leader had emptied the queue. It has a verdict once somebody reads it."""
+    session = kinetic.session("cpu", name="dev")
+    handle = run(session="dev")
+    put_verdict(fake.store, session.job.job_id, Outcome(Verdict.SUCCEEDED, ended_at=time.time()))
+    fake.phases[session.job.job_id] = JobStatus.SUCCEEDED
+    assert session.status().calls == ()
+    error = handle.error()
+    assert type(error) is JobFailed
+    assert "The call did not begin: its session has ended." in str(error)
+    outcome = outcome_of(fake.store, handle.job_id)
+    assert (outcome.blamed, outcome.reports, outcome.supervisor_lost) == ((), (), False)
 
 
 def put_verdict(store, job_id, outcome):

@@ -234,11 +234,12 @@ class JobBoard:
         """Return the state of a job without a verdict, from its backend's status."""
         if not status.phase.ended:
             return JobStanding(status.phase, status.reason)
+        from kinetic._backends import stored
         from kinetic._client.board import verdicts
 
         store, now, phase = self.store, self._now(), status.phase
         if is_unknown := phase is JobStatus.NOT_FOUND:
-            phase = verdicts.status_of_unknown(store, ref, now)
+            phase = stored.status_of_unknown(store, ref, now)
         if phase is JobStatus.PENDING:
             return JobStanding(phase, status.reason or SUBMITTING)
         if phase is not JobStatus.NOT_FOUND:

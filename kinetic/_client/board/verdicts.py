@@ -7,16 +7,24 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
+from kinetic._backends import stored
 from kinetic._backends.base import Backend, Explains, Status
 from kinetic._core import events, layout
 from kinetic._core.events import EventKind
 from kinetic._core.exits import Exit, ProgramCode
-from kinetic._core.outcome import HostReport, Outcome, judge, judge_leaderless, program_code
+from kinetic._core.outcome import (
+    HostReport,
+    Outcome,
+    Verdict,
+    judge,
+    judge_leaderless,
+    program_code,
+)
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
-from kinetic._core.state import JobStatus, status_of
+from kinetic._core.session import ENDED_WAITING
+from kinetic._core.state import JobStatus
 from kinetic._store import attempts, index
 from kinetic._store.base import Store
 from kinetic._store.open import as_existing
@@ -46,23 +54,6 @@ def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
         if rebuilt.ok
         else replace(rebuilt, reason=f"{rebuilt.reason} (the stored outcome is damaged)")
     )
-
-
-def status_of_unknown(store: Store, ref: JobRef, now: float) -> JobStatus:
-    """Return the status of a job that has no verdict and is unknown to its backend."""
-    reference, plan = layout.JobKeys(ref.job_id).ref, layout.JobKeys(ref.job_id).plan
-    # The plan is written first, the reference is deleted last.
-    recorded = store.has(reference) and store.has(plan)
-    status_if_created = partial(status_of, None, JobStatus.NOT_FOUND, recorded=recorded, now=now)
-    status = status_if_created(created_at=ref.created_at)
-    if status is JobStatus.FAILED and not ref.place.is_supervised:
-        # The time in the reference is from the submitter's clock, which may be wrong.
-        entries = store.entries(layout.JobKeys(ref.job_id).prefix)
-        written_at = next(
-            (entry.written_at for entry in entries if entry.key == plan), ref.created_at
-        )
-        return status_if_created(created_at=written_at)
-    return status
 
 
 PlanOf = Callable[[JobRef], Plan | None]
@@ -113,6 +104,8 @@ def _decide_orphan(
     store: Store, ref: JobRef, plan_of: PlanOf, status: Status, now: float
 ) -> Outcome:
     is_unknown = status.phase is JobStatus.NOT_FOUND
+    if not is_unknown and ref.place.session and not stored.has_begun(store, ref):
+        return Outcome(Verdict.FAILED, reason=ENDED_WAITING, ended_at=now)
     if not is_unknown and not ref.place.is_supervised:
         reports, attempt = _read_last_attempt(store, ref)
         verdict = judge_leaderless(
