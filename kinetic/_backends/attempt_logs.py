@@ -8,7 +8,7 @@ import os
 import re
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, partial
@@ -190,16 +190,19 @@ def read_of_cluster(
     request: LogRequest,
     status: AskStatus,
     open_ending_fd: Callable[[], int | None] | None = None,
-) -> Iterator[LogChunk | None]:
-    """Read the output of a job on a cluster, like `read`. The job has ended if its verdict is
+) -> Generator[LogChunk | None, None, bool]:
+    """Read the output of a job on a cluster, like `read`. Return True if the job had its verdict
+    before the last read: then there is no more output. The job has ended if its verdict is
     stored, or if `status` says so; `status` is called less often than the store is polled. A call
     on a session often ends before the first call of `status`: `open_ending_fd` then returns a
     descriptor, and the store is polled as soon as that becomes readable."""
     ask_at, failed = 0.0 if open_ending_fd is None else time.monotonic() + ASK_EVERY_S, False
+    has_verdict = False
 
     def has_ended() -> bool:
-        nonlocal ask_at, failed
-        if store.has(layout.JobKeys(ref.job_id).outcome):
+        nonlocal ask_at, failed, has_verdict
+        has_verdict = store.has(layout.JobKeys(ref.job_id).outcome)
+        if has_verdict:
             return True
         if time.monotonic() < ask_at:
             return False
@@ -217,7 +220,8 @@ def read_of_cluster(
     def watch(attempt: int, hosts: Sequence[int]) -> AbstractContextManager[Pause]:
         return _poll(store, open_ending_fd() if open_ending_fd else None)
 
-    return read(store, ref, request, has_ended, watch)
+    yield from read(store, ref, request, has_ended, watch)
+    return has_verdict
 
 
 def _is_repeated(store: Store, ref: JobRef, attempt: int) -> bool:

@@ -110,7 +110,7 @@ def follow(
             if outcome is not None or not request.follow:
                 break
             outcome = board.outcome(ref)
-            if outcome is not None and request.hosts == ():
+            if outcome is not None and (request.hosts == () or reading.is_complete):
                 break
             # If there is a verdict, read once more at once: the stream may have ended just before
             # the job. Without a verdict, pause first: the job has not started yet, or the stream
@@ -200,18 +200,24 @@ class _OutputReading:
         self._request = request
         self._failures = 0
         self._failed_at = -math.inf
+        self.is_complete = False
+        """True if the last stream began to read its end when the job had its verdict."""
 
     def stream(self) -> Iterator[LogChunk | None]:
         """Yield the chunks after the last one that was read, until the stream ends."""
         read = dict(self._request.after)
         try:
-            for chunk in self._backend.logs(self._ref, self._request):
+            for chunk in self._read():
                 if chunk is not None:
                     read[chunk.host] = chunk.end
                     self._failures = 0
                 yield chunk if chunk is not None and chunk.data else None
         finally:
             self._request = replace(self._request, after=read)
+
+    def _read(self) -> Iterator[LogChunk | None]:
+        chunks: Any = self._backend.logs(self._ref, self._request)
+        self.is_complete = (yield from chunks) is True
 
     def count_failure(self, error: KineticError, now: float) -> float:
         """Count a failure. Return the number of seconds to wait before opening the next stream."""

@@ -11,6 +11,7 @@ import os
 import time
 
 import pytest
+from doubles.memory_store import MemoryStore
 from laptop_fakes import (
     NOW,
     FakeBackend,
@@ -25,7 +26,8 @@ from laptop_fakes import (
     ref,
 )
 
-from kinetic._backends.base import LogRequest
+from kinetic._backends import attempt_logs
+from kinetic._backends.base import LogRequest, Status
 from kinetic._client import following
 from kinetic._client.board.reader import JobBoard
 from kinetic._client.following import Finished, Tick
@@ -71,6 +73,34 @@ def test_output_then_one_verdict(store, backend):
     events = follow(backend, store, job)
     assert events[:3] == [chunk(b"a\n"), Tick(), chunk(b"b\n")]
     assert [e for e in events[3:] if e != Tick()] == [Finished(outcome)]
+
+
+def test_a_stream_that_read_everything_is_not_read_again(store):
+    """The job had its verdict before the stream read its end."""
+
+    class Complete(FakeBackend):
+        def logs(self, ref, request):
+            yield from super().logs(ref, request)
+            return True
+
+    job, backend = put_ref(store, ref()), Complete(store)
+    outcome = put_success(store, job, 1)
+    backend.output = [chunk(b"a\n")]
+    assert follow(backend, store, job) == [chunk(b"a\n"), Finished(outcome)]
+    assert len(backend.requests) == 1
+
+
+@pytest.mark.parametrize("has_verdict", [True, False])
+def test_output_of_a_cluster_is_complete_once_there_is_a_verdict(has_verdict):
+    """A job that only its cluster knows to have ended may still get output."""
+    store, job = MemoryStore(), ref()
+    if has_verdict:
+        put_success(store, job, 1)
+    ended = {job.job_id: Status(JobStatus.FAILED)}
+    stream = attempt_logs.read_of_cluster(store, job, LogRequest(), lambda refs: ended)
+    with pytest.raises(StopIteration) as stopped:
+        next(stream)
+    assert stopped.value.value is has_verdict
 
 
 def test_a_job_that_is_being_submitted_is_waited_for(store, backend):
