@@ -52,6 +52,11 @@ class SessionBackend:
         return index.find(self._store, self._session_id)
 
     @functools.cached_property
+    def _held(self) -> Plan:
+        """The plan of the session's own job. Raises as `_session` does."""
+        return _read_plan(self._store, self._session_id)
+
+    @functools.cached_property
     def _bell(self) -> Bell:
         return open_bell(self._store, self._session_id, self._holder)
 
@@ -59,7 +64,7 @@ class SessionBackend:
         """Refuse a call that does not fit the session, or whose session has ended."""
         try:
             session = self._session
-            held = _read_plan(self._store, self._session_id)
+            held = self._held
         except NotFound as error:
             raise PreflightError(
                 f"The session {self._session_id} was removed. Start another one: `kinetic session "
@@ -84,7 +89,7 @@ class SessionBackend:
         the call adds. Refuse packages in other versions than those of the session."""
         from kinetic._source import dependencies
 
-        held = _read_plan(self._store, self._session_id).requirements
+        held = self._held.requirements
         if plan.requirements in (None, held) or held is None:
             return plan
         lines = installed[plan.requirements.digest].decode().splitlines()
@@ -230,9 +235,12 @@ class SessionBackend:
 
 
 def list_waiting_calls(store: Store, session_id: str) -> list[str]:
-    """Return the ids of the calls in a session's queue; the call that runs first comes first."""
+    """Return the ids of the calls in a session's queue; the call that runs first comes first. A
+    call that has its verdict does not count: the leader is about to remove it."""
     keys = sorted(store.list(layout.JobKeys(session_id).calls))
-    return [layout.JobKeys.call_id_of(key) for key in keys]
+    job_ids = [layout.JobKeys.call_id_of(key) for key in keys]
+    has_ended = bool(job_ids) and store.has(layout.JobKeys(job_ids[0]).outcome)
+    return job_ids[1:] if has_ended else job_ids
 
 
 def _read_plan(store: Store, job_id: str) -> Plan:

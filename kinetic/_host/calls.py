@@ -77,7 +77,9 @@ class CallQueue:
                 self._end(key, job_id, lost)
                 continue
             policy = make_policy(plan)
-            return Call(key, plan, policy, Story(self._store, job_id, policy, hosts_per_slice))
+            story = Story(self._store, job_id, policy, hosts_per_slice)
+            story.resume(records.get(keys.events, b""))
+            return Call(key, plan, policy, story)
         return None
 
     def _judge_begun(self, plan: Plan, begun: Sequence[events.GangEvent]) -> Outcome | None:
@@ -101,11 +103,13 @@ class CallQueue:
         return self._store.has(layout.JobKeys(job_id).cancellation)
 
     def conclude(self, call: Call, outcome: Outcome) -> None:
-        """Store the verdict on a call, unless its records were removed, and remove it from the
-        queue."""
+        """Store the verdict on a call, unless its records were removed."""
         call.story.close()
         if self._store.has(layout.JobKeys(call.job_id).plan):
             index.write_outcome(self._store, call.job_id, outcome, if_absent=True)
+
+    def remove(self, call: Call) -> None:
+        """Remove a call that has a verdict from the queue."""
         self._store.delete(call.key)
         memory_folder.remove_unused(call.job_id)  # Hosts on other machines have their own.
 

@@ -386,6 +386,8 @@ class Leader:
         if not self._removed:  # Otherwise nobody could read the verdict.
             await runtime.ask_until_done(partial(queue.conclude, call, outcome))
         runtime.tell_callers(call.job_id)
+        if not self._removed:
+            await runtime.ask_until_done(partial(queue.remove, call))
         return ended
 
     async def _form_for_call(self, call: Call, runtime: LeaderRuntime) -> Outcome | None:

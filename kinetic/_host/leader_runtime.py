@@ -112,11 +112,11 @@ class LeaderRuntime:
 
         async def watch() -> None:
             while True:
+                await asyncio.sleep(PAUSE_S if is_near(self._store) else POLL_SOON_S)
                 with contextlib.suppress(StoreError):
                     if await self.ask(question):
                         then()
                         return
-                await asyncio.sleep(PAUSE_S if is_near(self._store) else POLL_SOON_S)
 
         return asyncio.create_task(watch())
 

@@ -52,6 +52,10 @@ class Story:
         self.lost_at = self._failed_at = 0.0
         self._reported_losses, self._reported_faults = len(policy.failures), len(policy.faults)
 
+    def resume(self, events: bytes) -> None:
+        """Write after these events, which the store has."""
+        self._events.resume(events)
+
     def write(self, event: GangEvent) -> None:
         """Write an event of the current attempt."""
         if event.kind is EventKind.FAILURE:

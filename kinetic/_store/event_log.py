@@ -37,6 +37,10 @@ class EventLog:
         self._closing = False
         self._thread: threading.Thread | None = None
 
+    def resume(self, lines: bytes) -> None:
+        """Write after these lines, which somebody has just read from the store."""
+        self._lines = lines
+
     def write(self, line: str) -> None:
         """Append a line, which ends with a newline."""
         if self._path is not None:

@@ -21,8 +21,9 @@ from kinetic._backends.session import SessionBackend, find_misfit, list_waiting_
 from kinetic._client import sessions as client_sessions
 from kinetic._client.board import console
 from kinetic._config import settings as configuration
-from kinetic._core import layout
+from kinetic._core import events, layout
 from kinetic._core.agent import Act, AgentMachine
+from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import HostView
 from kinetic._core.gang.policy import READY_S, AttemptPolicy, Form, Loss, Restart
@@ -170,10 +171,39 @@ def test_calls_come_in_order_and_leave_with_a_verdict(store, queue):
         assert again is not None
         assert again.job_id == call.job_id
         queue.conclude(call, Outcome(Verdict.SUCCEEDED))
+        assert call.job_id not in list_waiting_calls(store, HELD), "it has a verdict"
+        assert any(store.list(call.key.rpartition("/")[0]))
+        queue.remove(call)
         taken.append(call.job_id)
     assert taken == [*IDS]
     assert list_waiting_calls(store, HELD) == []
     assert all(outcome_of(store, job_id).ok for job_id in IDS)
+
+
+def test_the_events_of_a_call_are_read_once(store, queue):
+    """A leader that replaces a lost one has read them when it takes the call, and keeps them."""
+    put_call(store, IDS[0])
+    key, earlier = layout.JobKeys(IDS[0]).events, b'{"kind": "joined", "attempt": 1, "time": 1.0}\n'
+    store.put(key, earlier)
+    call, reads = queue.take(1), store.calls["get"]
+    call.story.write(GangEvent(EventKind.READY))
+    call.story.close()
+    assert store.calls["get"] == reads
+    assert [event.kind for event in events.parse(store.get(key))] == ["joined", "ready"]
+
+
+def test_a_call_reads_its_sessions_plan_once():
+    store = MemoryStore()
+    its_plan = plan(HELD, holds=Session("dev"))
+    put_ref(store, ref(HELD))
+    store.put(layout.JobKeys(HELD).plan, plan_bytes(its_plan))
+    holder = FakeBackend(store)
+    holder.phases[HELD] = JobStatus.RUNNING
+    backend = SessionBackend(HELD, store, holder)
+    backend.preflight(plan(IDS[0]))
+    reads = store.calls["get"]
+    backend.choose_image(plan(IDS[0]), {}, print)
+    assert store.calls["get"] == reads
 
 
 def test_calls_that_cannot_run_leave_the_queue(store, queue):
