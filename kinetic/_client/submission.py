@@ -212,9 +212,12 @@ def _send_content(planned: Planned, store: Store) -> Planned:
     if planned.installed:
         _send(planned.installed, store)
     if planned.plan.function is not None:
-        _send({planned.plan.function.digest: planned.function}, store)
+        own = {planned.plan.function.digest: planned.function}
+        key, parts = layout.blob(planned.plan.payload.digest), [planned.payload]
         # The arguments of a batch's call are rarely in the store: send them without checking.
-        many.put_content(store, layout.blob(planned.plan.payload.digest), [planned.payload])
+        sends: list[Callable[[], object]] = [lambda: _send(own, store)]
+        sends.append(lambda: many.put_content(store, key, parts))
+        many.at_once(lambda send: send(), sends, store.calls_at_once)
     else:
         _send({planned.plan.payload.digest: planned.payload}, store)
     if not sent_trees:
