@@ -2,7 +2,7 @@
 
 In: a `ProgramNote` for each program over several processes, in each host's order; the time. Out:
 one sentence at the first difference. Hosts that run different programs, or the same ones in another
-order, wait for each other's collectives for ever.
+order, wait for each other's collectives for ever, or compute wrong values.
 
 Promises: only programs of the same set of processes are compared, only those of main threads in
 their order, and a difference counts only if another host has not run the program after `GRACE_S`.
@@ -35,6 +35,7 @@ _CONSTANT = r"\bconstant\b"
 _Operation = tuple[str, str]
 _FOR_EVER = "Collectives of the two will wait for each other for ever."
 _NO_WAIT = "Their collectives match, so the hosts go on with values that differ."
+_UNKNOWN = "The hosts may wait for each other for ever, or go on with values that differ."
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class ProgramNote:
         names: names of the arguments.
         mesh: the mesh and the order of its devices.
         flags: flags of the compiler.
-        collectives: digest of the collectives in their order; "" if unknown.
+        collectives: digest of the collectives in their order and of their devices; "" if unknown,
+            as in loops.
         operations: from `pack_operations`.
         call: number of the host's call of the program, from 1; of further calls, only the inputs
             and the outputs are compared.
@@ -299,12 +301,20 @@ def _describe_sides(
         compiles = "compiles" if len(hosts) == 1 else "compile"
         opening = f"{_name_hosts(hosts)} {compiles} another program than {_name_hosts(others)}"
         description = _describe(one, other, "there", "here")
-    matches = one.collectives == other.collectives != "" and one.title == other.title
-    matches = matches and one.mesh == other.mesh
     return Difference(
-        f"{opening}: {description}. {_NO_WAIT if matches else _FOR_EVER}",
+        f"{opening}: {description}. {_describe_effect(one, other)}",
         tuple(everybody if is_pair else hosts),
     )
+
+
+def _describe_effect(one: ProgramNote, other: ProgramNote) -> str:
+    """Return a sentence on what happens to hosts that run two different programs."""
+    if not (one.collectives and other.collectives):
+        return _UNKNOWN
+    if one.collectives != other.collectives:
+        return _FOR_EVER
+    # Of two functions, one may only be additional: its host is one call behind from then on.
+    return _NO_WAIT if one.title == other.title else _UNKNOWN
 
 
 def _have(hosts: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from kinetic._compile import hlo, lowering, origins
+from kinetic._compile import hlo, lowering, origins, routes
 from kinetic._core.gang.programs import DONATED, ProgramNote, pack_operations
 from kinetic._host.channel import Channel, WorkerEvent
 from kinetic._host.worker import jaxworld
@@ -51,7 +51,7 @@ _DONATIONS = 3
 """Index, among the arguments of JAX's function after the shardings, of those that are donated."""
 _COLLECTIVE = re.compile(
     r"= (\(.*?\)|\S+) ((?:all|reduce|ragged)-(?:reduce|gather|scatter|to-all)|collective-\w+|send"
-    r"|recv)(?:-start)?\((?:.*?(?:groups|pairs)=(\S+))?"
+    r"|recv)(?:-start)?\((?:.*?((?:groups|pairs)=.*))?"
 )
 
 _fingerprints: Fingerprints | None = None
@@ -221,9 +221,8 @@ class Fingerprints:
         waits, collectives = not all(map(_is_whole, about)), ""
         if waits and len(code) < _SMALL_BYTES:
             compiled = computation.compile().xla_executable.hlo_modules()[0].to_string()
-            operations = _COLLECTIVE.findall(compiled)
-            waits = bool(operations)
-            collectives = hashlib.sha256(str(operations).encode()).hexdigest()[:16]
+            waits = bool(_COLLECTIVE.search(compiled))
+            collectives = digest_collectives(compiled, numbers)
         inputs: tuple[str, ...] = ()
         if waits or not hlo.is_library(lowering.find_origin(jaxpr)[1]):
             inputs = tuple(map(partial(_digest_first_input, waits), values, shardings))
@@ -293,6 +292,21 @@ def _walk_frames() -> Iterator[Any]:
         if "/kinetic/_host/" not in file and "/kinetic/_compile/" not in file:
             yield frame
         frame = frame.f_back
+
+
+def digest_collectives(compiled: str, devices: Sequence[int]) -> str:
+    """Return a digest of the collectives of a compiled program, equal for equal groups of devices
+    however they are written; "" if unknown, because some of them are in a loop or a branch."""
+    operations = _COLLECTIVE.findall(compiled)
+    entry = compiled.rpartition("ENTRY ")[2].partition("\n}")[0]
+    if len(_COLLECTIVE.findall(entry)) < len(operations):
+        return ""
+    layout = routes.DeviceLayout((), tuple(range(len(devices))), ())
+    collectives = [
+        (type_, kind, layout.read_group(f"replica_{rest}") or rest.partition(" ")[0])
+        for type_, kind, rest in operations
+    ]
+    return hashlib.sha256(f"{[*devices]} {collectives}".encode()).hexdigest()[:16]
 
 
 def _is_main_thread() -> bool:
