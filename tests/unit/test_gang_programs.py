@@ -101,11 +101,31 @@ def test_a_program_that_only_some_have_called_is_named_when_all_stand_still():
     assert difference is not None
     assert difference.hosts == (0, 1)
     assert difference.sentence == (
-        "host 0 has called evaluate at train.py:50, which host 1 has not: collectives of this "
+        "host 0 has called evaluate at train.py:50, which host 1 has not. Collectives of this "
         "program wait for all hosts."
     )
     assert watch_of([STEP], []).find_difference(90.0, stands=True) is not None
     assert watch_of([STEP], [STEP]).find_difference(90.0, stands=True) is None
+
+
+@pytest.mark.parametrize(
+    ("is_over", "effect"),
+    [
+        (True, "Their collectives match, so the hosts go on with values that differ."),
+        (False, "Collectives of this program wait for all hosts."),
+    ],
+)
+def test_a_last_batch_of_another_size_is_named_with_both_shapes(is_over, effect):
+    """All hosts have called the step before; host 2 gives it more rows in its last call."""
+    step, last = (replace(note, collectives="c") for note in (STEP, SHORT))
+    watch = watch_of([EVALUATE, step], [EVALUATE, step], [EVALUATE, step, last])
+    difference = watch.find_difference(90.0, stands=True, is_over=is_over)
+    assert difference is not None
+    assert difference == (
+        "host 2 has called train_step at train.py:41 with f32[7,128], but hosts 0 and 1 with "
+        f"f32[8,128]. {effect}",
+        (2,),
+    )
 
 
 def test_a_program_of_an_earlier_call_is_not_missing():
@@ -384,3 +404,29 @@ def test_long_operations_are_cut_where_they_differ():
     assert difference is not None
     same = "x" * 19
     assert f"…{same}[1, 0] at train.py:9 there, …{same}[0, 1] at" in difference.sentence
+
+
+def test_operands_in_another_order_are_named_as_such():
+    """The texts of the operations are equal but for the names of values."""
+    texts = "%1 = stablehlo.add %0, %arg0 : tensor<8xf32>", "%1 = stablehlo.add %arg0, %0 : "
+    one, other = (
+        replace(STEP, fingerprint=text, operations=pack_operations([(text, "train.py:9")]))
+        for text in (texts[0], f"{texts[1]}tensor<8xf32>")
+    )
+    difference = watch_of([one], [one], [other]).find_difference(1.0)
+    assert difference is not None
+    assert (
+        "train_step at train.py:41 has add at train.py:9 with other operands, or in another order, "
+        "there than here."
+    ) in difference.sentence
+
+
+def test_operations_of_which_one_begins_like_the_other_are_cut_at_its_end():
+    begin = "%1 = stablehlo.custom_call " + "x" * 200
+    one, other = (
+        replace(STEP, fingerprint=end, operations=pack_operations([(begin + end, "train.py:9")]))
+        for end in ("", " {more}")
+    )
+    difference = watch_of([one], [one], [other]).find_difference(1.0)
+    assert difference is not None
+    assert f"…{'x' * 20} {{more}} at train.py:9 there, …{'x' * 20} at" in difference.sentence

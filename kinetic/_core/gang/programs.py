@@ -197,7 +197,7 @@ class ProgramWatch:
                 self.difference = self._compare(group, at, is_late=is_late, stands=stands)
                 group.is_reordered = is_late
             elif stands:
-                self.difference = self._find_missing(group, returned)
+                self.difference = self._find_missing(group, returned, is_over=is_over)
             if self.difference is not None:
                 break
         return self.difference
@@ -222,8 +222,10 @@ class ProgramWatch:
             (sides[minority], self._notes[minority]), (sides[majority], self._notes[majority])
         )
 
-    def _find_missing(self, group: _Group, returned: Collection[int]) -> Difference | None:
-        """Find a program that only some hosts have begun while all stand still."""
+    def _find_missing(
+        self, group: _Group, returned: Collection[int], *, is_over: bool
+    ) -> Difference | None:
+        """Find a program that only some hosts have begun when all stand still or have returned."""
         is_whole = self._groups.get(((), "")) is group
         # Kept processes may have run the program in an earlier call.
         members = range(self._hosts) if is_whole else group.in_order
@@ -238,12 +240,29 @@ class ProgramWatch:
             return None
         minority = min(callers, others, key=len)
         is_pair = len(callers) == len(others)
+        effect = "Collectives of this program wait for all hosts."
+        if (earlier := self._find_namesake(group, others, note)) is None:
+            which = f"{note.title}, which {_name_hosts(others)} {_have(others)} not"
+        else:
+            pair = _find_pair(note.arguments, earlier.arguments)
+            which = f"{note.title} with {pair[0]}, but {_name_hosts(others)} with {pair[1]}"
+            effect = _describe_effect(note, earlier) if is_over else effect
         return Difference(
-            f"{_name_hosts(callers)} {_have(callers)} called {note.title}, which "
-            f"{_name_hosts(others)} {_have(others)} not: collectives of this program wait for all "
-            "hosts.",
+            f"{_name_hosts(callers)} {_have(callers)} called {which}. {effect}",
             tuple(sorted((*callers, *others)) if is_pair else minority),
         )
+
+    def _find_namesake(
+        self, group: _Group, hosts: Sequence[int], note: ProgramNote
+    ) -> ProgramNote | None:
+        """Return the last program of the same title, with other arguments, that these hosts have
+        all called."""
+        for fingerprint in reversed(group.in_order.get(hosts[0], [])):
+            other, of_host = self._notes[fingerprint], group.of_host
+            is_alike = other.title == note.title and other.arguments != note.arguments
+            if is_alike and all(fingerprint in of_host.get(host, ()) for host in hosts):
+                return other
+        return None
 
 
 def _find_difference(one: str, other: str) -> tuple[str, str] | None:
@@ -364,32 +383,40 @@ def _describe_operations(one: ProgramNote, other: ProgramNote, in_one: str, in_o
     """Return a sentence on the first operation that differs, with the user's lines. A different
     constant, or order of operands, counts only if all operations are the same otherwise."""
     whole = [unpack_operations(note.operations) for note in (one, other)]
-    brief = [
-        [(re.sub(_VALUE, "", text), line) for text, line in own if not re.search(_CONSTANT, text)]
-        for own in whole
-    ]
-    pairs = (itertools.zip_longest(*both, fillvalue=("nothing", "")) for both in (brief, whole))
+    bare = [[(re.sub(_VALUE, "", text), line) for text, line in own] for own in whole]
+    brief = [[each for each in own if not re.search(_CONSTANT, each[0])] for own in bare]
+    pairs = (itertools.zip_longest(*both, fillvalue=("nothing", "")) for both in (brief, bare))
     for first, second in itertools.chain.from_iterable(pairs):
         if first[0] != second[0]:
             texts = [
                 f"{text}{' at ' if line else ''}{line}" for text, line in _shorten(first, second)
             ]
             return f"has {texts[0]} {in_one}, {texts[1]} {in_other}"
+    for first, second in zip(*whole, strict=True):
+        if first[0] != second[0]:
+            lines = " or ".join(dict.fromkeys(line for _, line in (first, second) if line))
+            name = f"{_split(first[0])[0]}{' at ' if lines else ''}{lines}"
+            return f"has {name} with other operands, or in another order, {in_one} than {in_other}"
     return f"has other constants or options {in_one} than {in_other}"
 
 
+def _split(operation: str) -> tuple[str, str]:
+    """Return the name of an operation, and its text without its value and its dialect."""
+    text = re.sub(r"^((%\S+ )?= )?\W?(stablehlo\.)?", "", operation)
+    return re.split(r"[^\w.-]", text, maxsplit=1)[0], text
+
+
 def _shorten(one: _Operation, other: _Operation) -> list[_Operation]:
-    """Return short texts of two operations: only their names if these differ, else what differs in
-    the operations, without the names of values."""
-    texts = [re.sub(r"^((%\S+ )?= )?\W?(stablehlo\.)?", "", text) for text, _ in (one, other)]
-    names = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in texts]
+    """Return short texts of two operations that differ in more than the names of values: only their
+    names if these differ, else what differs in the operations."""
+    names, texts = zip(*(_split(text) for text, _ in (one, other)), strict=True)
     if names[0] == names[1] or not all(names):
-        names = [re.sub(_VALUE, "", text) for text in texts]
+        names = tuple(re.sub(_VALUE, "", text) for text in texts)
         pairs = enumerate(zip(*names, strict=False))
-        same = next((at for at, (left, right) in pairs if left != right), 0)
+        same = next((at for at, (left, right) in pairs if left != right), min(map(len, names)))
         start = 0 if same < _MOST_TEXT // 2 else same - _MOST_TEXT // 4
         opening = "…" if start else ""
-        names = [f"{opening}{name[start : start + _MOST_TEXT]}" for name in names]
+        names = tuple(f"{opening}{name[start : start + _MOST_TEXT]}" for name in names)
     return [(names[0], one[1]), (names[1], other[1])]
 
 
