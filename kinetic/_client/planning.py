@@ -100,7 +100,6 @@ def target_of(options: Options, *, is_for_call: bool = True) -> Target:
     """Return the place, backend and store that settings and options select. A session's own job
     passes `is_for_call=False`, since it never runs on another session."""
     from kinetic._backends import registry
-    from kinetic._store.open import open_store
 
     flags = {name: getattr(options, name) for name in OPTIONS_THAT_ARE_SETTINGS}
     settings = configuration.load(flags=flags)
@@ -109,12 +108,48 @@ def target_of(options: Options, *, is_for_call: bool = True) -> Target:
 
         verbosity.show(settings.log_level)
     place, notice = registry.select(options, settings)
-    store = open_store(settings.store)
+    store = _open_store(settings.store)
     session = _find_session(options, settings, store) if is_for_call else None
     if session is not None:
         place, notice = dataclasses.replace(session.place, session=session.job_id), ""
-        store = open_store(session.store_uri)
+        if session.store_uri != store.uri:
+            store = _open_store(session.store_uri)
     return Target(place, settings, registry.make(place, store), store, notice)
+
+
+_REUSED_S = 60.0
+"""Seconds for which a bucket is used again. After a longer pause the network may be gone, which a
+new store finds out sooner than one that has had answers."""
+
+
+class _Reused(NamedTuple):
+    """The bucket of a submitted job, with all that a new one would be made from."""
+
+    store: Store
+    variables: dict[str, str]
+    used_at: float
+
+
+_reused: list[_Reused] = []
+
+
+def reuse_store(store: Store) -> None:
+    """Let the next call use the bucket of a call that was submitted: a new one would log in to
+    Google and open its own connections, which takes longer than a short call."""
+    from kinetic._store.base import folder_of
+
+    if folder_of(store) is None:
+        _reused[:] = [_Reused(store, configuration.variables(), time.monotonic())]
+
+
+def _open_store(uri: str) -> Store:
+    from kinetic._store.open import open_store
+
+    for store, variables, used_at in [*_reused]:
+        is_recent = time.monotonic() - used_at <= _REUSED_S
+        if store.uri == uri and is_recent and variables == configuration.variables():
+            return store
+    return open_store(uri)
 
 
 class EnteredSession(NamedTuple):

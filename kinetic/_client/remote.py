@@ -268,6 +268,7 @@ class RemoteCallable(Generic[P, R_co]):
             load = functools.partial(importlib.import_module, "kinetic._client.handle")
             threading.Thread(target=load, daemon=True).start()  # Import while the backend works.
         ref = submission.submit(planned, target.backend, target.store)
+        planning.reuse_store(target.store)
         planning.batch_member.set(None)  # Later jobs do not belong to the batch.
         try:
             from kinetic._client.handle import JobHandle

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import sys
+import time
 import types
 from importlib import metadata
 
@@ -346,3 +347,25 @@ def test_data_that_is_gone_is_not_looked_for(project, home):
     value = Counting()
     assert make(sys.modules["work"].train, value).plan.tree.files == 3
     assert value.pickled == 1
+
+
+def test_calls_a_moment_apart_use_one_bucket(home, monkeypatch):
+    """Another environment, a long pause, and a call that was not submitted, get a new one."""
+    monkeypatch.setenv("KINETIC_BACKEND", "gke")
+    monkeypatch.setenv("KINETIC_PROJECT", "p")
+    monkeypatch.setenv("KINETIC_STORE", "gs://bucket/jobs")
+    monkeypatch.setattr(planning, "_reused", [])
+
+    def open_one():
+        return planning.target_of(options_of()).store
+
+    first = open_one()
+    assert open_one() is not first, "it was not submitted"
+    planning.reuse_store(first)
+    assert open_one() is first
+    with monkeypatch.context() as patch:
+        patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/other.json")
+        assert open_one() is not first
+    assert open_one() is first
+    planning._reused[0] = planning._reused[0]._replace(used_at=time.monotonic() - 61.0)
+    assert open_one() is not first
