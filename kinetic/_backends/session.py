@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from kinetic._backends.base import Backend, Document, Kills, LogRequest, Status
+from kinetic._backends.base import (
+    Backend,
+    Controls,
+    Document,
+    GangProcesses,
+    Kills,
+    LogRequest,
+    Processes,
+    Status,
+)
 from kinetic._backends.bell import Bell, open_bell
 from kinetic._core import layout
 from kinetic._core.gang.policy import count_slices
@@ -27,6 +36,7 @@ from kinetic.errors import NotFound, PreflightError, UsageError
 if TYPE_CHECKING:
     from kinetic._backends.attempt_logs import Pause
     from kinetic._core.accelerators.topology import Topology
+    from kinetic._core.endpoint import Endpoint
     from kinetic._core.log_format import LogChunk
     from kinetic._core.plan import Plan
 
@@ -229,9 +239,24 @@ class SessionBackend:
                 f"Hosts of the session {self._session_id} cannot be killed: its backend does not "
                 "support that. To end all its hosts, use `kinetic session stop --force NAME`."
             )
-        if self._status(ref).phase is not JobStatus.RUNNING:
+        if not self._runs(ref):
             return ()
         return self._holder.kill(self._session, hosts, signum, agents=agents)
+
+    def processes(self, ref: JobRef) -> GangProcesses | None:
+        """Return the processes of the session's hosts, if this call runs on them now."""
+        if isinstance(self._holder, Processes) and self._runs(ref):
+            return self._holder.processes(self._session)
+        return None
+
+    def control(self, ref: JobRef) -> Endpoint | None:
+        """Return the endpoint of the session's leader, if it runs this call now."""
+        if isinstance(self._holder, Controls) and self._runs(ref):
+            return self._holder.control(self._session)
+        return None
+
+    def _runs(self, ref: JobRef) -> bool:
+        return self._status(ref).phase is JobStatus.RUNNING
 
 
 def list_waiting_calls(store: Store, session_id: str) -> list[str]:

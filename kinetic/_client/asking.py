@@ -33,7 +33,7 @@ def stacks(
     Raises:
         WaitTimeout: the leader has not answered within `patience_s` seconds.
     """
-    place = ref.job_id, attempts.find_newest(store, ref.job_id)
+    place = _find_leader(store, ref)
     before = _read_answer(store, layout.AttemptKeys(*place).stacks)
     _send_request(store, layout.AttemptKeys(*place).stacks_wanted)
     give_up_at = time.monotonic() + patience_s
@@ -64,7 +64,7 @@ class ActivityPoll:
 
     def read_answer(self) -> dict[str, Any] | None:
         """Return the newest answer, in the form of `Gang.snapshot`; None if there is none."""
-        place = self._ref.job_id, attempts.find_newest(self._store, self._ref.job_id)
+        place = _find_leader(self._store, self._ref)
         answer = _read_answer(self._store, layout.AttemptKeys(*place).activity)
         if place != self._place:
             self._place, self._activity = place, None  # An answer already in the store may be old.
@@ -79,6 +79,12 @@ class ActivityPoll:
             self._place = None
             raise
         return self._activity
+
+
+def _find_leader(store: Store, ref: JobRef) -> tuple[str, int]:
+    """Return the id of the job whose leader answers, which for a call is its session, and the
+    number of the attempt that it leads."""
+    return ref.place.session or ref.job_id, attempts.find_newest(store, ref.job_id)
 
 
 def _send_request(store: Store, key: str) -> None:

@@ -39,6 +39,7 @@ from kinetic.errors import (
     JobCancelled,
     JobFailed,
     JobTimeout,
+    NotFound,
     PreflightError,
     SetupFailed,
     UsageError,
@@ -385,6 +386,29 @@ def test_a_script_on_a_named_session_traces_once_and_imports_changes(hold, tmp_p
     assert values[2][1] == values[3][1], "not traced again"
     assert "modules imported again, because their files have changed: layers, model\n" in log
     assert place == session.job.job_id
+
+
+def test_of_a_running_call_the_hosts_are_shown(session, tmp_path, capsys):
+    """`kinetic jobs stacks` and `top` show the session's hosts, as long as the call runs there."""
+    handle, go = begin(tmp_path)
+    waiting = call(describe_process).run_async()
+    wait_until(lambda: handle.status() == "RUNNING", "the call does not run")
+    assert "touch_and_wait" in handle.stacks(PATIENCE_S)[0]
+    assert handle.processes() == session.job.processes()
+    wait_until(lambda: read_memory(capsys, handle), "the host's memory is not shown")
+    assert waiting.processes() == {}
+    with pytest.raises(NotFound, match="is not running"):
+        waiting.stacks()
+    go.touch()
+    handle.wait()
+    assert handle.processes() == {}
+
+
+def read_memory(capsys, handle):
+    capsys.readouterr()
+    assert root.call(["jobs", "top", "--json", handle.job_id]) == 0
+    (job,) = json.loads(capsys.readouterr().out)
+    return sum(member["rss_bytes"] for member in job["members"])
 
 
 # -- several callers -------------------------------------------------------------------------------

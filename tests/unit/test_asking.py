@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,18 @@ def test_a_question_that_could_not_be_put_is_put_again(
             poll.read_answer()
     assert poll.read_answer() is None
     assert Leader(store, job).answer("running")
+
+
+def test_of_a_call_the_leader_of_its_session_is_asked(job: JobRef) -> None:
+    """It answers with the number of the call's attempt."""
+    store = MemoryStore()
+    call = replace(job, place=replace(job.place, session="job-0000005e"))
+    store.put(layout.AttemptKeys(job.job_id, 1).outcome, b"{}")
+    leader, poll = Leader(store, job), ActivityPoll(store, call)
+    leader.place = "job-0000005e", 2
+    assert poll.read_answer() is None
+    assert leader.answer("running")
+    assert poll.read_answer() == {"members": ["running"]}
 
 
 def _fail(*_: object, **__: object) -> bool:

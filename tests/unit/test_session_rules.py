@@ -296,6 +296,33 @@ def test_only_the_hosts_of_a_running_call_can_be_killed(store, backend):
         backend.kill(ref(IDS[0]), (0,), 9)
 
 
+class ReachableBackend(FakeBackend):
+    """A backend that knows the processes and the leader of every job, under the job's id."""
+
+    def processes(self, ref):
+        return ref.job_id
+
+    def control(self, ref):
+        return ref.job_id
+
+
+def test_a_running_call_is_reached_by_the_leader_of_its_session(store, holder):
+    """A waiting call has no processes, and so has a call whose session cannot be reached."""
+    fake = ReachableBackend(store)
+    fake.phases[HELD] = JobStatus.RUNNING
+    reachable, unreachable = (SessionBackend(HELD, store, each) for each in (fake, holder))
+    for number, job_id in enumerate(IDS[:2]):
+        put_call(store, job_id, number)
+    ready = events.GangEvent(events.EventKind.READY, time=1.0)
+    store.put(layout.JobKeys(IDS[0]).events, json.dumps(ready.to_json()).encode() + b"\n")
+    for job_id, backend, answer in (
+        (IDS[0], reachable, HELD),
+        (IDS[1], reachable, None),
+        (IDS[0], unreachable, None),
+    ):
+        assert (backend.processes(ref(job_id)), backend.control(ref(job_id))) == (answer, answer)
+
+
 # -- what does not fit -----------------------------------------------------------------------------
 
 SESSION = replace(plan(HELD, "cpu:2"), holds=Session("s"))
