@@ -37,6 +37,7 @@ _ADVICE = {
     Exit.OVER_BUDGET: "Set a larger budget=.",
     Exit.NEVER_JOINED: "Check the cluster: kinetic doctor",
 }
+_CAUSE_FIRST = "Mend this cause first: a longer timeout= or a larger budget= may only cost more."
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def explain(
     standing = board.read_standing(ref)
     gang = board.gang(ref, outcome)
     attempt, first = gang.current, None if outcome is None else outcome.first
-    notice = "" if outcome is not None else _find_notice(board, ref, attempt.number)
+    warnings = attempt.difference, _find_notice(board, ref, attempt.number)
+    notice = "" if outcome is not None else warnings[1]
     reason = standing.reason or notice if outcome is None else outcome.reason
     suspects = _find_suspects(attempt, outcome)
     members = _describe_others(attempt, (), reason)
@@ -122,7 +124,11 @@ def explain(
     if cost is not None and gang.started_at:
         sections["Cost"] = text.describe_cost(*cost, is_over=outcome is not None)
     advice = _list_advice(
-        ref, standing.state, outcome, stands=bool(notice or suspects or is_uneven)
+        ref,
+        standing.state,
+        outcome,
+        stands=bool(notice or suspects or is_uneven),
+        is_explained=any(words and words[1:] in reason for words in warnings),
     )
     sections["Next"] = "\n".join(advice)
     if outcome is not None and suspects:
@@ -236,8 +242,11 @@ def _list_chip_logs(board: JobBoard, ref: JobRef, attempt: int, host: int) -> st
     return ""
 
 
-def _list_advice(ref: JobRef, state: str, outcome: Outcome | None, *, stands: bool) -> list[str]:
-    """Return advice on what to do next, most useful first. `stands`: the job stands still."""
+def _list_advice(
+    ref: JobRef, state: str, outcome: Outcome | None, *, stands: bool, is_explained: bool
+) -> list[str]:
+    """Return advice on what to do next, most useful first. `stands`: the job stands still.
+    `is_explained`: the reason has a warning that explains why the job took too long."""
     job_id = ref.job_id
     if outcome is None and stands:
         return [f"All stacks: kinetic jobs stacks {job_id}", "hang_timeout= ends a stalled job."]
@@ -246,7 +255,9 @@ def _list_advice(ref: JobRef, state: str, outcome: Outcome | None, *, stands: bo
         return [f"Stop waiting: kinetic jobs cancel {job_id}"] if waits else []
     if outcome.ok or outcome.first is None:
         return []
-    advice = [words] if (words := _ADVICE.get(outcome.first.exit)) else []
+    has_limit = outcome.first.exit in (Exit.TIMEOUT, Exit.OVER_BUDGET)
+    words = _CAUSE_FIRST if has_limit and is_explained else _ADVICE.get(outcome.first.exit)
+    advice = [words] if words else []
     if outcome.first.exit is Exit.HANG:
         advice.append(f"All stacks: kinetic jobs stacks {job_id}")
     if not outcome.first.exit.kind.of_the_job:

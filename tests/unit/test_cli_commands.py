@@ -307,6 +307,25 @@ def test_no_host_is_blamed_for_a_job_that_took_too_long(world: World, capsys: Ca
     assert "Blamed" not in out
 
 
+@pytest.mark.parametrize("kind", [EventKind.WAITING, EventKind.PROGRAMS])
+@pytest.mark.parametrize("is_cause", [True, False])
+def test_a_longer_timeout_is_no_advice_for_a_job_that_stood_still(
+    world: World, capsys: Capture, kind: EventKind, *, is_cause: bool
+) -> None:
+    """Unless the job went on after the warning, so that its reason does not contain it."""
+    warning = "host 1 has returned, and host 0 has stood still for 20 s: does it wait?"
+    reason = f"it ran longer than its timeout of 1 s. {warning.capitalize() if is_cause else ''}"
+    outcome = judge(2, [HostReport(host, Exit.TIMEOUT, reason) for host in (0, 1)], now=13.0)
+    world.job("job-00000001", hosts=2)
+    events = [GangEvent(EventKind.READY, time=NOW - 50), GangEvent(kind, None, warning)]
+    history = "".join(json.dumps(event.to_json()) + "\n" for event in events)
+    world.store.put(layout.JobKeys("job-00000001").events, history.encode())
+    world.end("job-00000001", outcome)
+    assert world("jobs", "explain", "--json", "job-00000001") == 0
+    page = json.loads(capsys.readouterr().out)["sections"]
+    assert page["Next"].startswith("Mend this cause first" if is_cause else "Set a longer timeout=")
+
+
 @pytest.mark.parametrize("hosts", [1, 4])
 def test_no_host_is_blamed_that_has_never_run(world: World, capsys: Capture, hosts: int) -> None:
     why = "No node of the cluster has tpu-v6e-slice 8x8."

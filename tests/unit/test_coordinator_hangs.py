@@ -217,6 +217,22 @@ def test_a_death_ends_the_wait_for_others():
     assert gang.first_failure == (2, 3)
 
 
+@pytest.mark.parametrize("limit", ["timeout", "budget"])
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_timeout_names_the_host_for_which_the_others_still_wait(limit, resumes):
+    """A host has returned and the others stand still; in one case one of them goes on later."""
+    gang = gang_of(3, **{f"{limit}_s": 60.0, limit: f"{limit} of 60 s"})
+    gang.report(ended(2), 1.0)
+    stand_still(gang, (0, 1), 40.0)
+    notice = gang.view(0).notice
+    assert notice.startswith("host 2 has returned, and hosts 0-1 have stood still for 20 s: ")
+    if resumes:
+        stand_still(gang, (0,), 50.0, stalled_s=0.1)
+    gang.sweep(61.0)
+    assert f"{limit} of 60 s" in gang.stop_reason
+    assert (notice[1:] in gang.stop_reason) == (not resumes)
+
+
 def test_without_a_hang_timeout_nothing_hangs():
     gang = gang_of(1)
     stand_still(gang, (0,), 40.0, stalled_s=1e9)

@@ -239,6 +239,19 @@ def test_timeouts_and_failures_are_explained_by_the_difference():
         assert ". Hosts 0 and 1 compile different programs: train_step at" in gang.stop_reason
 
 
+def test_a_timeout_names_values_that_differ():
+    """Beside a difference of the programs that has been named since."""
+    gang = gang_of(2, timeout_s=8.5)
+    note = replace(STEP, names=("flag",), inputs=("x",))
+    for host, inputs in enumerate(("x", "y")):
+        gang.note_programs(host, (replace(note, inputs=(inputs,)),), 1.0)
+    for host, program in enumerate((EVALUATE, replace(SHORT, number=2))):
+        gang.note_programs(host, (program,), 2.0)
+    gang.sweep(9.0)
+    assert ". Hosts 0 and 1 compile different programs: " in gang.stop_reason
+    assert ". Hosts 0 and 1 give train_step at train.py:41 different values " in gang.stop_reason
+
+
 def test_a_difference_of_hosts_that_return_at_once_is_named():
     gang = gang_of(2)
     for host, note in enumerate((STEP, SHORT)):

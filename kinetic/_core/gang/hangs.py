@@ -65,6 +65,11 @@ class HangWatch:
         stand still, or one stands still and all others wait for it. "" if none was sent."""
 
     @property
+    def present_notice(self) -> str:
+        """The notice if all running hosts still stand still, else ""."""
+        return self.notice if self._hosts.find_standing(self._spec.notice_after_s) else ""
+
+    @property
     def awaits_stacks(self) -> bool:
         """True if hosts were asked for their stacks and some have not answered."""
         return self._request > 0

@@ -493,7 +493,12 @@ class Gang:
             self._say_difference()
             if self._stop_exit is not None:  # The difference has stopped it.
                 return
-            stop = stop if difference is None else stops.explain(stop, difference.sentence)
+            causes = ["" if difference is None else difference.sentence]
+            if stop.exit in (Exit.TIMEOUT, Exit.OVER_BUDGET):
+                values = self._programs.values
+                causes = [self._hangs.present_notice, *causes, values.sentence if values else ""]
+            for cause in filter(None, causes):
+                stop = stops.explain(stop, cause)
         self.phase = GangPhase.STOPPING
         self.first_failure, self.stop_reason = stop.blamed, stop.reason
         self._stop_exit, self._stop_exits = stop.exit, stop.exits

@@ -124,8 +124,9 @@ def blame_difference(report: HostReport, sentence: str) -> HostReport:
 def explain(stop: Stop, cause: str) -> Stop:
     """Return a stop whose reason also names this cause."""
     is_said = cause in stop.reason
-    opening = f"{stop.reason.rstrip('.')}. {cause[:1].upper()}{cause[1:]}"
-    return stop if is_said else replace(stop, reason=opening)
+    reason = stop.reason if stop.reason.endswith((".", "?")) else f"{stop.reason}."
+    reason = f"{reason} {cause[:1].upper()}{cause[1:]}"
+    return stop if is_said else replace(stop, reason=reason)
 
 
 def of_delay(delay: Delay, running: dict[int, str], spec: GangSpec) -> Stop:
