@@ -479,7 +479,11 @@ class Leader:
             return False
         first = outcome.first
         was_lost = first is not None and first.exit in (Exit.AGENT_LOST, Exit.SIGNAL)
-        if was_lost and not self._gang.ready and call.policy.attempt < _MOST_BEGINNINGS:
+        # A lost agent cannot say whether its function had begun.
+        has_begun = self._gang.ready and any(
+            report.started_at or report.exit is Exit.AGENT_LOST for report in outcome.reports
+        )
+        if was_lost and not has_begun and call.policy.attempt < _MOST_BEGINNINGS:
             call.policy.retries_left += 1  # An agent or a worker had died before the call.
         elif not call.policy.may_repeat(outcome):
             return False

@@ -331,15 +331,19 @@ def test_only_a_job_that_shrinks_is_said_to(slices, text):
 
 
 @pytest.mark.parametrize(
-    ("exit_", "joins", "repeats"),
+    ("exit_", "joins", "begun", "repeats"),
     [
-        (Exit.AGENT_LOST, False, True),
-        (Exit.SIGNAL, False, True),
-        (Exit.SETUP_FAILED, False, False),
-        (Exit.SIGNAL, True, False),
+        (Exit.AGENT_LOST, False, False, True),
+        (Exit.SIGNAL, False, False, True),
+        (Exit.SETUP_FAILED, False, False, False),
+        (Exit.SIGNAL, True, False, True),
+        (Exit.SIGNAL, True, True, False),
+        (Exit.AGENT_LOST, True, False, False),
     ],
 )
-def test_a_call_begins_again_if_a_process_died_before_all_hosts_were_ready(exit_, joins, repeats):
+def test_a_call_begins_again_if_a_process_died_before_the_function_began(
+    exit_, joins, begun, repeats
+):
     """An agent or a kept worker that was killed while the session was idle costs no call. A death
     while the function runs does, and so does a call that cannot be prepared."""
     leader, now = leading(Forked().crew), time.monotonic()
@@ -349,7 +353,7 @@ def test_a_call_begins_again_if_a_process_died_before_all_hosts_were_ready(exit_
     for host in range(1 + joins):
         gang.join(host, f"agent {host}", "", now)
     gang.report(HostReport(1, exit_), now)
-    gang.report(HostReport(0, Exit.STOPPED), now)
+    gang.report(HostReport(0, Exit.STOPPED, started_at=1.0 if begun else 0.0), now)
     gang.sweep(now)
     assert leader._repeats(call, judge_gang(gang)) is repeats
     assert call.policy.attempt == 1 + repeats
