@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import threading
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from batch_cases import NUMBERS, PATIENCE_S, begin
+from batch_cases import NUMBERS, PATIENCE_S, begin, until
 from batch_fakes import Scripted
 
 import kinetic
@@ -17,10 +18,11 @@ from kinetic._backends import registry
 from kinetic._client.batch import handle as handles
 from kinetic._client.batch import launch
 from kinetic._client.batch.inputs import InputState
-from kinetic._client.batch.progress import BAR_WIDTH
+from kinetic._client.batch.progress import BAR_WIDTH, progress_line
 from kinetic._client.batch.records import BatchRecords
 from kinetic._client.batch.run import BatchRules, BatchSubmitter
 from kinetic._client.futures import EndWatcher
+from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._store.local import LocalStore
 
@@ -80,6 +82,27 @@ def test_skipped_inputs_get_no_lines_in_a_pipe(store, monkeypatch):
         "299 left out; input 0 failed"
     )
     assert batch._view.counts() == {InputState.FAILED: 1, InputState.SKIPPED: 299}
+
+
+class OnSessions(Scripted):
+    """A `JobSource` whose jobs are calls on two sessions, of which the second has every third."""
+
+    def submit(self, group_id, index, job_id=""):
+        ref = super().submit(group_id, index, job_id).ref
+        session = "job-000000e2" if index % 3 == 2 else "job-000000e1"
+        return JobHandle(replace(ref, place=replace(ref.place, session=session)), self, self.store)
+
+
+@pytest.mark.parametrize(("source", "running"), [(Scripted, 4), (OnSessions, 2)])
+def test_of_the_calls_on_a_session_only_one_counts_as_running(store, source, running):
+    """The others wait in the session's queue."""
+    source = source(store, ["raise", *["hang"] * 4])
+    batch = begin(source, 5)
+    until(batch, lambda: batch._view.finished and batch._view.live == 4)
+    assert progress_line(batch._view) == f"{batch.group_id} 1/5, 1 failed, {running} running"
+    for index in range(1, 5):
+        source.release(index)
+    batch.wait(timeout=PATIENCE_S)
 
 
 def test_a_broken_stream_does_not_end_the_wait(store, monkeypatch):

@@ -31,7 +31,10 @@ def progress_line(view: BatchView) -> str:
     parts = [f"{len(view.finished)}/{len(view.states)}"]
     parts += [f"{failed} failed"] if failed else []
     parts += [f"{counts[InputState.SKIPPED]} left out"] if InputState.SKIPPED in counts else []
-    parts += [f"{counts[InputState.LIVE]} running"] if InputState.LIVE in counts else []
+    sessions = [job.ref.place.session for job in view.list_running()]
+    # A session runs one call at a time: the others wait in its queue.
+    running = sessions.count("") + len({*sessions} - {""})
+    parts += [f"{running} running"] if running else []
     return f"{view.records.batch.group_id} {', '.join(parts)}"
 
 
