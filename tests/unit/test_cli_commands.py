@@ -14,6 +14,7 @@ import pytest
 from batch_cases import leave
 from cli_fakes import DAY, NOW, Capture, World
 
+from kinetic._client.batch.inputs import BatchEnd
 from kinetic._client.batch.records import Batch
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
@@ -182,6 +183,17 @@ def test_a_batch_without_a_job_and_one_that_is_not_there(world: World, capsys: C
     assert "0 of 5 inputs succeeded. 5 inputs without a job. Input 0" in capsys.readouterr().err
     assert world("jobs", "status", "grp-2") != 0
     assert "has no batch 'grp-2'" in capsys.readouterr().err
+
+
+def test_a_batch_that_was_stopped_says_how_many_inputs_it_left_out(
+    world: World, capsys: Capture
+) -> None:
+    records = leave(world.store, Batch("grp-00000001", 3, NOW))
+    records.note_end(BatchEnd("another input failed", frozenset({1, 2})))
+    assert world("jobs", "status", "grp-00000001") == 0
+    words = " ".join(capsys.readouterr().out.split())
+    left_out = "Left out: 2 inputs, because another input failed"
+    assert words == f"Batch: grp-00000001 Inputs: 3 Jobs: none {left_out}"
 
 
 def test_status_shows_each_attempt_with_its_verdict(world: World, capsys: Capture) -> None:

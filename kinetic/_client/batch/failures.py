@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, cast
 
-from kinetic._client.batch.inputs import InputState
+from kinetic._client.batch.inputs import BatchEnd, InputState
 from kinetic._client.batch.run import BatchView
 from kinetic._core.failure import name_logs
 from kinetic.errors import BatchError, JobCancelled, KineticError, NotFound, SubmitError, text_of
@@ -77,9 +77,20 @@ def batch_error(
     return error
 
 
+def describe_left_out(end: BatchEnd | None) -> str:
+    """Return how many inputs were not submitted because the batch was stopped, and why it was; ""
+    for none."""
+    if end is None or not end.skipped:
+        return ""
+    return f"{_count_inputs(len(end.skipped))}, because {end.stopped or 'the batch was stopped'}"
+
+
 def describe_unsubmitted(failures: Mapping[int, Exception]) -> str:
     """Return a text with the number of inputs without a job and the first error; "" for none."""
     if not failures:
         return ""
-    count = "1 input" if len(failures) == 1 else f"{len(failures):,} inputs"
-    return f"{count} without a job. {text_of(failures[min(failures)])}"
+    return f"{_count_inputs(len(failures))} without a job. {text_of(failures[min(failures)])}"
+
+
+def _count_inputs(number: int) -> str:
+    return "1 input" if number == 1 else f"{number:,} inputs"

@@ -241,7 +241,7 @@ class BatchRecords:
         The order of reads matters: first the submitting process, then the end, then references and
         refusals. If the process is dead or has ended the batch, this order reads all that it wrote.
         """
-        is_dead, end = submitter.is_dead(self.read_stamp()), self._read_end()
+        is_dead, end = submitter.is_dead(self.read_stamp()), self.read_end()
         index_by_id = {
             self.batch.job_id(index): index
             for index in range(self.batch.total)
@@ -261,7 +261,8 @@ class BatchRecords:
             return Stamp.read(self.store.get(layout.GroupKeys(self.batch.group_id).owner))
         return None
 
-    def _read_end(self) -> BatchEnd | None:
+    def read_end(self) -> BatchEnd | None:
+        """Return the end of the submission; None while inputs may be submitted."""
         try:
             document = _read_record(self.store, layout.GroupKeys(self.batch.group_id).end)
         except NotFound:

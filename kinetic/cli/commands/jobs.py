@@ -19,6 +19,7 @@ from kinetic.errors import KineticError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kinetic._client.batch.inputs import BatchEnd
     from kinetic._client.batch.records import Batch
     from kinetic._client.board.activity import HostLine
     from kinetic._core.gang.picture import AttemptPicture, GangPicture
@@ -270,15 +271,17 @@ def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
     Raises:
         NotFound: the batch does not exist.
     """
-    from kinetic._client.batch.failures import describe_unsubmitted
+    from kinetic._client.batch.failures import describe_left_out, describe_unsubmitted
     from kinetic._client.batch.records import BatchRecords
     from kinetic._client.board.spending import SpendingWatch
 
     refs = app.list_batch(text_of_id)
     group_id = (refs[0].group_id if refs else None) or text_of_id
     batch: Batch | None = None
+    end: BatchEnd | None = None
     with contextlib.suppress(KineticError):  # Without the batch's record, show only its jobs.
-        batch = BatchRecords.open(app.store, group_id).batch
+        records = BatchRecords.open(app.store, group_id)
+        batch, end = records.batch, records.read_end()
     jobs = app.board.add_starts(app.board.select(refs, None)[0])
     spending = SpendingWatch(app.board).read(jobs)
     counts = Counter(standing.state.lower() for _, standing in jobs)
@@ -296,6 +299,7 @@ def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
         ("Inputs", "" if batch is None else f"{batch.total:,}"),
         ("Jobs", f"{len(jobs):,}: {states}" if jobs else "none"),
         ("Failed", describe_unsubmitted(unsubmitted)),
+        ("Left out", describe_left_out(end)),
         ("Cost", spending.describe() if jobs else ""),
     ]
     output.line(text.align_pairs([(name, value) for name, value in lines if value]))
