@@ -586,7 +586,7 @@ def test_a_cluster_on_a_laptop(google, capsys, monkeypatch, tmp_path):
     put_nodes("another")
     for words in (["down", "-y"], up):
         assert call(words) == 4
-        assert "because kinetic did not create" in capsys.readouterr().err
+        assert "kinetic did not create it" in capsys.readouterr().err
     assert (folder / "config").exists()
     put_nodes("dev")
     assert call(["down", "-y"]) == 0
