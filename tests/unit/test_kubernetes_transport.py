@@ -19,6 +19,7 @@ from api_server_fake import Reply, Script, serving
 from kinetic._backends.kubernetes import credentials
 from kinetic._backends.kubernetes.api import CallLimits
 from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._backends.kubernetes.google_calls import GoogleCalls
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.resources import JOBS
 from kinetic._rpc import certificate
@@ -191,3 +192,15 @@ def test_a_login_to_google_goes_by_the_proxy(
         credentials.ask_google()
     assert script.request_lines()[0] == "CONNECT oauth2.googleapis.com:443"
     assert script.proxy_authorization[0] == "Basic bWU6c2VjcmV0"
+
+
+def test_without_credentials_the_login_is_named_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Google's interfaces need the login alone; a cluster's kubeconfig names the plugin, too."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nonexistent.json")
+    login = "Log in with `gcloud auth application-default login`"
+    with pytest.raises(PreflightError) as caught:
+        GoogleCalls().call("GET", "https://no-such-host.invalid")
+    assert str(caught.value).endswith(f'". {login}.')
+    with pytest.raises(PreflightError) as caught:
+        credentials.ask_google()
+    assert str(caught.value).endswith(f'". {login}, or install gke-gcloud-auth-plugin.')

@@ -31,6 +31,7 @@ CERTIFICATE_KEYS = (
 )
 IMPERSONATION_KEYS = ("as", "as-uid", "as-groups", "as-user-extra")
 _GKE_PLUGIN = "gke-gcloud-auth-plugin"
+_LOGIN = "Log in with `gcloud auth application-default login`"
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
@@ -184,38 +185,35 @@ def ask_google() -> str:
     Raises:
         PreflightError: there are no such credentials.
     """
-    login = find_google_credentials()
+    advice = f"{_LOGIN}, or install {_GKE_PLUGIN}."
+    login = find_google_credentials(advice)
     from google.auth.exceptions import GoogleAuthError
 
     try:
         login.refresh(_request_by_proxy)
     except GoogleAuthError as error:
-        raise explain_google(error) from error
+        raise explain_google(error, advice) from error
     return str(login.token)
 
 
-def find_google_credentials() -> Any:
+def find_google_credentials(advice: str = f"{_LOGIN}.") -> Any:
     """Return Google's application default credentials, as google-auth represents them.
 
     Raises:
-        PreflightError: there are no such credentials.
+        PreflightError: there are no such credentials; the message ends with `advice`.
     """
     try:
         import google.auth
         from google.auth.exceptions import GoogleAuthError
     except ImportError as error:
-        raise explain_google(error) from error
+        raise explain_google(error, advice) from error
     try:
         return google.auth.default(scopes=_SCOPES)[0]
     except GoogleAuthError as error:
-        raise explain_google(error) from error
+        raise explain_google(error, advice) from error
 
 
-def explain_google(
-    why: Exception,
-    advice: str = "Install gke-gcloud-auth-plugin, or log in with `gcloud auth "
-    "application-default login`.",
-) -> PreflightError:
+def explain_google(why: Exception, advice: str = f"{_LOGIN}.") -> PreflightError:
     """Return the error for a failed login, with `advice` unless the network is the cause."""
     if type(why).__name__ == "TransportError":  # of google.auth, which may not be installed
         advice = "Check the network and your proxy (HTTPS_PROXY, NO_PROXY), then try again."

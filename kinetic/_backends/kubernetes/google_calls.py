@@ -93,9 +93,7 @@ class GoogleCalls:
                 retries=retries,
             )
         except google.auth.exceptions.GoogleAuthError as error:
-            raise credentials.explain_google(
-                error, "Log in with `gcloud auth application-default login`."
-            ) from error
+            raise credentials.explain_google(error) from error
         except urllib3.exceptions.HTTPError as error:
             raise BackendUnavailable(
                 f'{address} does not answer: "{error}". Check the network and your proxy '
