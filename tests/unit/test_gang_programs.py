@@ -365,10 +365,61 @@ def test_outputs_that_should_be_the_same_are_compared(here, there, both):
         assert f"on all hosts: {both}. " in sentence
 
 
+@pytest.mark.parametrize("kind", ["inputs", "outputs"])
+@pytest.mark.parametrize("order", [(2, 0, 1, 3), (0, 2, 1, 3), (0, 1, 3, 2)])
+def test_the_one_host_whose_value_differs_is_named(kind, order):
+    """Whichever host is heard first, once all have been heard."""
+    note = replace(STEP, arguments=("f32[]",), names=("lr",), results=("loss",))
+    watch = ProgramWatch(4)
+    for host in order:
+        assert watch.values is None
+        value = "f32[] 0.5" if host == 2 else "f32[] 0.25"
+        watch.note(host, replace(note, **{kind: (value,)}), 1.0)
+    sentence, hosts = watch.values or ("", ())
+    assert hosts == (2,)
+    given, received = (
+        "host 2 gives train_step at train.py:41 another value than hosts 0, 1 and 3 for the "
+        "argument lr (f32[]), which",
+        "host 2 gets another value than hosts 0, 1 and 3 for loss (f32[]) of train_step at "
+        "train.py:41, which should be the same on all hosts: 0.5 and 0.25. ",
+    )
+    assert sentence.startswith(given if kind == "inputs" else received)
+
+
+def test_values_of_hosts_that_are_not_heard_of_are_not_awaited_for_long():
+    """Host 3 never comes to the call; of the others, each has another value."""
+    note = replace(STEP, arguments=("f32[]",), names=("lr",))
+    watch = ProgramWatch(4)
+    for host in range(3):
+        watch.note(host, replace(note, inputs=(f"f32[] {host}",)), 1.0)
+    assert watch.is_due
+    watch.find_difference(1.0 + GRACE_S / 2)
+    assert watch.values is None
+    watch.find_difference(1.0 + GRACE_S)
+    assert watch.values is not None
+    assert watch.values.hosts == (0, 1)
+    assert not watch.is_due
+
+
+def test_another_order_of_programs_explains_values_that_differ():
+    """Host 3 calls two programs in another order, and takes the results of one for the other's."""
+    watch = watch_of([STEP, EVALUATE], [STEP, EVALUATE], [STEP, EVALUATE], [EVALUATE, STEP])
+    assert watch.find_difference(9.0) is None
+    for host in range(4):
+        number = "2.0" if host == 3 else "1.0"
+        watch.note(host, replace(STEP, number=3, outputs=(f"f32[] {number}",)), 9.0)
+    assert watch.values is None
+    assert watch.difference is not None
+    assert watch.difference.hosts == (3,)
+    assert "evaluate at train.py:50 there, train_step at train.py:41 here" in (
+        watch.difference.sentence
+    )
+
+
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("differing", ["programs", "inputs"])
 def test_a_strict_gang_ends_with_the_difference_as_its_cause(differing, returns):
-    """Also if the first host has returned already, or returns before it can be stopped."""
+    """Also if another host has returned already, or returns before it can be stopped."""
     gang = gang_of(4, is_strict=True)
     given = replace(STEP, names=("batch",), inputs=("a",))
     other = SHORT if differing == "programs" else replace(given, inputs=("b",))
@@ -378,14 +429,13 @@ def test_a_strict_gang_ends_with_the_difference_as_its_cause(differing, returns)
     for host, note in ((1, given), (2, other), (3, given)):
         gang.note_programs(host, (note,), 1.2)
     gang.sweep(2.3)
-    blamed = (2,) if differing == "programs" else (0, 2)
-    assert gang.first_failure == blamed
+    assert gang.first_failure == (2,)
     assert [gang.view(host).stop_exit for host in (1, 2)] == [Exit.STOPPED, Exit.DIFFERED]
     for host in range(4):
         gang.report(ended(host), 2.4)
     outcome = judge_gang(gang)
     assert outcome.verdict == "failed"
-    assert outcome.blamed == blamed
+    assert outcome.blamed == (2,)
     assert outcome.first is not None
     assert outcome.first.exit is Exit.DIFFERED
     assert "train_step at train.py:41" in outcome.reason

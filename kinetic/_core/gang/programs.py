@@ -15,7 +15,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from kinetic._core.outcome import name_hosts as name_many
@@ -98,6 +98,15 @@ class Difference(NamedTuple):
     hosts: tuple[int, ...]
 
 
+class _Suspect(NamedTuple):
+    """A call whose inputs or outputs differ between hosts: those of each host so far, and the time
+    at which the difference was found."""
+
+    note: ProgramNote
+    of_hosts: Mapping[int, tuple[str, ...]]
+    since: float
+
+
 class _Group:
     """The hosts that run programs over one set of processes."""
 
@@ -124,6 +133,7 @@ class ProgramWatch:
         self._last: dict[int, int] = {}
         self._values: dict[tuple[str, str, int, bool], dict[int, tuple[str, ...]]] = {}
         """Inputs or outputs of each host, for each call of a program."""
+        self._suspect: _Suspect | None = None
         self.values: Difference | None = None
         """The first inputs or outputs that should be the same on all hosts and are not."""
         self.difference: Difference | None = None
@@ -132,9 +142,12 @@ class ProgramWatch:
     @property
     def is_due(self) -> bool:
         """True if a difference may be certain soon."""
-        return self.difference is None and any(
-            group.differs_at is not None and not group.is_reordered
-            for group in self._groups.values()
+        return self._suspect is not None or (
+            self.difference is None
+            and any(
+                group.differs_at is not None and not group.is_reordered
+                for group in self._groups.values()
+            )
         )
 
     def note(self, host: int, note: ProgramNote, now: float) -> None:
@@ -142,9 +155,12 @@ class ProgramWatch:
         if note.number <= self._last.get(host, 0) or self.difference is not None:
             return
         self._last[host] = note.number
-        self.values = self.values or self._compare_values(host, note)
-        if note.call > 1 or note.outputs:
-            return
+        self._note_values(host, note, now)
+        if note.call == 1 and not note.outputs:
+            self._note_program(host, note, now)
+        self._compare_values(now)
+
+    def _note_program(self, host: int, note: ProgramNote, now: float) -> None:
         self._notes.setdefault(note.fingerprint, note)
         group = self._groups.setdefault((note.processes, note.before), _Group())
         group.of_host.setdefault(host, set()).add(note.fingerprint)
@@ -160,19 +176,41 @@ class ProgramWatch:
         ):
             group.differs_at, group.since = at, now
 
-    def _compare_values(self, host: int, note: ProgramNote) -> Difference | None:
-        """Compare the inputs or the outputs of a host's call with those of the other hosts."""
+    def _note_values(self, host: int, note: ProgramNote, now: float) -> None:
+        """Note the inputs or the outputs of a host's call, and whether they differ from those of
+        another host."""
+        if self.values is not None:
+            return
         call = note.fingerprint, note.before, note.call, bool(note.outputs)
         of_hosts = self._values.setdefault(call, {})
         own = of_hosts[host] = note.outputs or note.inputs
-        if len(of_hosts) == (len(note.processes) or self._hosts):
+        if self._counts_all(note, of_hosts):
             del self._values[call]
-        for other, values in of_hosts.items():
-            for at, pair in enumerate(zip(own, values, strict=False)):
-                if all(pair) and (different := _find_difference(*pair)) is not None:
-                    by_host = sorted(zip((host, other), different, strict=True))
-                    return _describe_values(note, at, *zip(*by_host, strict=True))
-        return None
+        if self._suspect is None:
+            pairs = (pair for other in of_hosts.values() for pair in zip(own, other, strict=False))
+            if any(all(pair) and _find_difference(*pair) is not None for pair in pairs):
+                self._suspect = _Suspect(note, of_hosts, now)
+
+    def _counts_all(self, note: ProgramNote, of_hosts: Mapping[int, object]) -> bool:
+        """True if all hosts that run a program are among these."""
+        return len(of_hosts) == (len(note.processes) or self._hosts)
+
+    def _compare_values(self, now: float, *, is_over: bool = False) -> None:
+        """Name the hosts whose values differ, once those of all hosts are known or late. If the
+        hosts run the program in another order, that is the difference."""
+        if self._suspect is None:
+            return
+        note, of_hosts, since = self._suspect
+        if not (is_over or now - since >= GRACE_S or self._counts_all(note, of_hosts)):
+            return
+        self._suspect = None
+        group = self._groups.get((note.processes, note.before), _Group())
+        orders = (group.in_order.get(host, ()) for host in of_hosts)
+        places = {order.index(note.fingerprint) for order in orders if note.fingerprint in order}
+        if len(places) < 2 or group.differs_at is None:
+            self.values = _describe_values(note, of_hosts)
+        elif self.difference is None:
+            self.difference = self._compare(group, group.differs_at, is_late=True, stands=True)
 
     def find_difference(
         self,
@@ -191,6 +229,7 @@ class ProgramWatch:
                 counts, too, and a program that some hosts have not begun.
             returned: hosts whose function has returned, which explains why the others wait.
         """
+        self._compare_values(now, is_over=is_over)
         for group in self._groups.values() if self.difference is None else ():
             at, is_late = group.differs_at, now - group.since >= GRACE_S
             if at is not None and (stands or ((is_over or is_late) and not group.is_reordered)):
@@ -279,17 +318,44 @@ def _find_difference(one: str, other: str) -> tuple[str, str] | None:
 
 
 def _describe_values(
-    note: ProgramNote, at: int, hosts: tuple[int, ...], values: tuple[str, ...]
+    note: ProgramNote, of_hosts: Mapping[int, tuple[str, ...]]
+) -> Difference | None:
+    """Return the first difference of the hosts' values of one call, in a sentence that names the
+    minority, or two hosts if no value is that of most hosts; the values of results are always
+    numbers."""
+    for at in (at for at, own in enumerate(note.outputs or note.inputs) if own):
+        texts = {host: of_hosts[host][at] for host in sorted(of_hosts) if of_hosts[host][at]}
+        sides: list[list[int]] = []
+        for host, text in texts.items():
+            alike = (side for side in sides if _find_difference(texts[side[0]], text) is None)
+            if (side := next(alike, None)) is None:
+                sides.append(side := [])
+            side.append(host)
+        if len(sides) > 1:
+            return _describe_value(note, at, sides, texts)
+    return None
+
+
+def _describe_value(
+    note: ProgramNote, at: int, sides: Sequence[list[int]], texts: Mapping[int, str]
 ) -> Difference:
-    """Return the difference of two hosts' values for the same argument or result; the values of
-    results are always numbers."""
+    """Return the difference of the argument or result number `at`. `sides` are the groups of hosts
+    with the same value."""
+    most = max(sides, key=len)
+    hosts = sorted(host for side in sides if side is not most for host in side)
+    s, what = ("s", "another value") if len(hosts) == 1 else ("", "other values")
+    what, pair = f"{what} than {_name_hosts(most)}", (hosts[0], most[0])
+    if len(hosts) >= len(most):
+        s, what, pair = "", "different values", (min(pair), max(pair))
+        hosts = [*pair]
     in_call = f" in call {note.call}" if note.call > 1 else ""
     names = note.results if note.outputs else note.names
     name = names[at] if at < len(names) else f"number {at}"
     if note.outputs:
+        values = _find_difference(texts[pair[0]], texts[pair[1]]) or ("", "")
         type_ = note.outputs[at].partition(" ")[0]
         sentence = (
-            f"{_name_hosts(hosts)} get different values for {name} ({type_}) of {note.title}"
+            f"{_name_hosts(hosts)} get{s} {what} for {name} ({type_}) of {note.title}"
             f"{in_call}, which should be the same on all hosts: {values[0]} and {values[1]}. An "
             "array that counts as replicated differs between them: find it with "
             "jax.experimental.multihost_utils.assert_equal."
@@ -297,12 +363,12 @@ def _describe_values(
     else:
         type_ = note.arguments[at].removesuffix(DONATED)
         sentence = (
-            f"{_name_hosts(hosts)} give {note.title}{in_call} different values for the argument "
+            f"{_name_hosts(hosts)} give{s} {note.title}{in_call} {what} for the argument "
             f"{name} ({type_}), which it takes for the same on all hosts: give the "
             "same to all, or make a global array of the parts "
             "(jax.make_array_from_process_local_data)."
         )
-    return Difference(sentence, hosts)
+    return Difference(sentence, tuple(hosts))
 
 
 def _describe_sides(
