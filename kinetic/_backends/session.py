@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kinetic._backends.base import (
     Backend,
@@ -31,6 +31,7 @@ from kinetic._core.session import CANCELLED_WAITING, are_alike
 from kinetic._core.state import SUBMITTING, JobStatus
 from kinetic._store import cancellation, index, sessions
 from kinetic._store.base import Store, folder_of
+from kinetic._store.many import at_once
 from kinetic.errors import NotFound, PreflightError, UsageError
 
 if TYPE_CHECKING:
@@ -72,16 +73,18 @@ class SessionBackend:
 
     def preflight(self, plan: Plan) -> None:
         """Refuse a call that does not fit the session, or whose session has ended."""
+        reads: list[Callable[[], Any]] = [lambda: self._session, lambda: self._held]
+        reads.append(lambda: sessions.is_stopped(self._store, self._session_id))
         try:
-            session = self._session
-            held = self._held
+            session, held, is_stopped = at_once(
+                lambda read: read(), reads, self._store.calls_at_once
+            )
         except NotFound as error:
             raise PreflightError(
                 f"The session {self._session_id} was removed. Start another one: `kinetic session "
                 "start`."
             ) from error
         name = session.session_name
-        is_stopped = sessions.is_stopped(self._store, self._session_id)
         if is_stopped or self._read_held().phase.ended:
             raise PreflightError(
                 f"The session {name} ({session.job_id}) has ended. Start it again: `kinetic "
