@@ -25,7 +25,8 @@ _CHECKPOINT_ACCOUNT = ("gke-managed-checkpointing", "gke-checkpointing-multitier
 
 
 def make_cluster(wanted: Wanted, machine: str) -> Document:
-    """Return the new cluster; `machine` is the machine type of a Standard cluster's own pods."""
+    """Return the body of the request that creates the cluster; `machine` is the type of machine on
+    which a Standard cluster runs the system's pods."""
     version = {"initialClusterVersion": NETWORK_VERSION} if wanted.networks else {}
     common: Document = {
         "name": wanted.name,

@@ -78,7 +78,8 @@ class Gke:
             self._follow(wanted, operation, action)
 
     def wait(self, wanted: Wanted, target: str, action: str = "") -> None:
-        """Wait for GKE's operations on `target`: a cluster's name, or "cluster/pool"."""
+        """Wait for GKE's operations on `target`: a cluster's name, or "cluster/pool". `action` says
+        in errors what failed; "" for the creation of the target."""
         suffix = f"/clusters/{target.replace('/', '/nodePools/')}/"
         path = f"{wanted.parent}/operations"
         answer = self._ask("GET", path, "list GKE's operations")

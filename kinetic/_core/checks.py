@@ -224,7 +224,7 @@ def _choose(name: str, value: object, choices: tuple[C, ...]) -> C:
 
 
 def path_text(name: str, value: object) -> str | None:
-    """Check an optional path or URI."""
+    """Return an optional path or URI as text; `name` is the option in errors."""
     path = text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
     if path is not None and not _is_system_text(path):
         raise UsageError(

@@ -58,8 +58,8 @@ def check_volumes(value: object) -> dict[str, Data]:
         path = _check_mount(mount)
         if not isinstance(data, Data):
             raise UsageTypeError(
-                f"volumes[{mount!r}] must be kinetic.Data; got {data!r}. Write "
-                f"kinetic.Data({data!r})."
+                f"volumes[{mount!r}] must be kinetic.Data; got {data!r}. Write kinetic.Data(PATH), "
+                "with a path or a URI."
             )
         for other in checked:
             if path == other or path.startswith(f"{other}/") or other.startswith(f"{path}/"):

@@ -118,8 +118,9 @@ class ResultUnpickler(pickle.Unpickler):
 
 
 def _has_no_state(func: FunctionType, visited: set[FunctionType]) -> bool:
-    """True if a function, and those of the script that it calls, use no values that a host may have
-    changed: no globals, closures, or defaults other than numbers and text."""
+    """True if neither a function nor any function of the script that it calls uses a value that a
+    host may have changed: it has no closure, its globals are functions, modules and classes, and
+    its defaults are plain values. `visited` has the functions that are checked already."""
     if func in visited:
         return True
     visited.add(func)

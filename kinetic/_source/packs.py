@@ -123,14 +123,15 @@ def inflate_list(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class TreeRecord:
-    """The locations of all contents of a tree.
+    """The locations of all contents of a tree: those of an earlier tree, its base, and the
+    differences from it.
 
     Attributes:
         packs: names of all packs: those of the base, and the deltas.
         blobs: digests of the files that are separate objects.
         base_list: digest of the base's compressed list in one of the packs.
         removed: paths of the base that the tree does not have.
-        changed: rows of the list that the base does not have.
+        changed: rows of the tree's list that the base's list does not have.
     """
 
     packs: tuple[str, ...]

@@ -91,7 +91,7 @@ class Step:
         leaves: the leaves of the state, as `kinetic.Checkpointer` describes them; None for
             checkpoints of other programs.
         positions: how many positions of iterators it has.
-        layout: its program and its items.
+        layout: the library that wrote it, and the names of its items.
     """
 
     name: str

@@ -325,7 +325,8 @@ class InStore:
         return True
 
     def read(self) -> tuple[Owner | None, Any]:
-        """Return the owner, and the content as the argument `before` of `replace`."""
+        """Return the owner, None if there is none, and the stored content, which `replace` takes as
+        `before`."""
         try:
             content = self._store.get(KEY)
         except NotFound:

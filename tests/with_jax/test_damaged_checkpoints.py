@@ -203,7 +203,7 @@ class NoFolder:
         (
             [(0, 2), (1, 2)],
             1,
-            r"host 0: .*of step 2.*No other host has a copy. The newest remaining",
+            r"host 0: .*of step 2.*No other host has a copy. The newest undamaged",
         ),
         ([(0, 2), (1, 2), (0, 1)], 1, r"host 0: .*of step 1.* A copy of another host is used"),
     ],

@@ -108,7 +108,7 @@ def why_stopped(jobs: Iterable[Document]) -> JobDiagnosis | None:
 def why_gone(
     jobs: Sequence[Document], events: Iterable[Document], pods: Iterable[Pod] = ()
 ) -> JobDiagnosis | None:
-    """Return why a Job without pods has failed, from its condition or its events.
+    """Return why a Job whose failed pods are gone has failed, from its condition or its events.
 
     Args:
         jobs: the workload, and the Jobs that a JobSet created.

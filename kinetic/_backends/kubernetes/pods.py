@@ -99,7 +99,7 @@ def leading_job(plan: Plan) -> str:
 
 
 def secret_key(variable: str) -> str:
-    """Return the key in the job's Secret of the user's secret for this variable."""
+    """Return the key under which the job's Secret object has the value of this variable."""
     return f"env.{variable}"
 
 

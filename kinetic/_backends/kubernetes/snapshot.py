@@ -213,7 +213,8 @@ class ClusterSnapshot:
         )
 
     def _find_queued(self, workload: Document) -> Document | None:
-        """Return Kueue's Workload of a workload; an empty one if the caller may not list them."""
+        """Return the Workload object that Kueue made for a Job or JobSet; None if there is none, an
+        empty one if the user has no permission to list them."""
         queues = self.context.queues
         if queues is None:
             return {}

@@ -54,8 +54,8 @@ class Price(NamedTuple):
     """The price of one slice.
 
     Attributes:
-        usd_per_hour: price of all chips.
-        origin: source of the figure for users: "list price, us-central1".
+        usd_per_hour: price of all chips of the slice.
+        origin: where the price comes from, as users see it: "list price, us-central1".
         source: the price list, with its date; "" for the user's own price.
         region: region of the price; "" for the user's own price.
     """

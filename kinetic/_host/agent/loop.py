@@ -368,7 +368,7 @@ class Agent:
     # -- acts --------------------------------------------------------------------------------------
 
     def _tell(self, event: Callable[..., list[Act]], *args: Any, **more: Any) -> None:
-        """Pass an event to the machine, and do the acts that it returns."""
+        """Call this method of the state machine, and do the acts that it returns."""
         self._machine.note_eviction(self._preemption.describe())
         for act in event(*args, **more):
             self._do(act)

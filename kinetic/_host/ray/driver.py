@@ -116,7 +116,8 @@ class RayHosts(RemoteHosts):
             self._start(which)
 
     def reap(self) -> None:
-        """At the first call, when the leader serves, begin to watch for draining nodes."""
+        """Begin to watch for draining nodes at the first call, which comes once the leader serves.
+        Ray itself reaps actors."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._serves.set()

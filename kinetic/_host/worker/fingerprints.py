@@ -174,7 +174,7 @@ class Fingerprints:
     def _note_call(
         self, computation: Any, values: Any, jaxpr: Any, shardings: Sequence[Any], *rest: Any
     ) -> None:
-        """Note a program at its first call, and the inputs of its further calls."""
+        """Note a program at its first call, and its inputs at each call that is compared."""
         if not hasattr(computation, _NOTE):
             setattr(computation, _NOTE, None)
             note = self._note_program(computation, values, jaxpr, shardings, *rest)

@@ -256,7 +256,7 @@ class StepTimes:
         self._is_named = False
 
     def note(self, row: MetricRow) -> None:
-        """Note a row that was logged."""
+        """Count the steps between logged rows, for the rows that `take` returns."""
         kind = tuple(row.values)
         self._is_named |= STEP_TIME in row.values
         self._counts[kind] = count = self._counts.get(kind, 0) + 1

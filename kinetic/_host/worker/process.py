@@ -94,8 +94,9 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
             with contextlib.suppress(BaseException):
                 words = f"{type(error).__name__}: {text_of(error)}"
                 streams.say(
-                    "kinetic: this process ends now, because of an error outside the call of the "
-                    f"function, perhaps in a hook that it has set: {words}"
+                    "kinetic: this process ends because of an error outside of your function, "
+                    "perhaps in a hook that the function has set (sys.settrace, for example): "
+                    f"{words}"
                 )
     finally:
         streams.flush()

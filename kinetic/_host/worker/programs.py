@@ -117,9 +117,9 @@ class Recorder:
 
 
 def _is_operation(closed: Any, weight: int) -> bool:
-    """True if a program is not the user's own, and so small that it fits on every chip. For
-    example, it makes parameters, or is a function of JAX called outside of `jax.jit`. False if it
-    has a kernel, because kernels are written for one kind of chip."""
+    """True if a program comes from a library (an initializer, or a function of JAX called outside
+    of `jax.jit`), and so small that it fits on every chip; `weight` is its size in bytes. False if
+    it has a kernel, because kernels are written for one kind of chip."""
     name, source = lowering.find_origin(closed)
     if origins.is_own(name, source):
         return False

@@ -216,7 +216,8 @@ def _take_turns(turns: _Turns) -> None:
 
 
 def _uses() -> list[tuple[Any, str]]:
-    """List the functions of JAX that use an array without the interpreter's lock."""
+    """List the functions of JAX that release the GIL while they use an array, as objects and names
+    of attributes."""
     from jax._src import array
     from jax._src.lib import xla_client
 

@@ -168,7 +168,8 @@ def _check_steps(name: str, value: object) -> int | None:
         raise UsageTypeError(f"{name}= must be a whole number of steps, or None; got {value!r}.")
     if value < 1:
         raise UsageError(
-            f"{name}= must be at least 1 step; got {value}. None switches these saves off."
+            f"{name}= must be at least 1 step; got {value}. To switch these saves off, set "
+            f"{name}=None."
         )
     return value
 

@@ -423,7 +423,7 @@ class Checkpointer:
 
     def _check_first(self, due: Due, pattern: list[Leaf]) -> None:
         """Check that the first save fits the arguments that `restore` was called with."""
-        where = f"of step {due.step}, which was to be saved,"
+        where = f"that save() would make of step {due.step}"
         tree.check_same(due.state.leaves, pattern, where, cast=self._casts)
         if due.position is None and self._has_iterator:
             raise CheckpointMismatch(

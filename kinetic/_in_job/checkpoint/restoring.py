@@ -23,8 +23,8 @@ from kinetic.errors import CheckpointError
 
 _ADVICE = (
     "To begin a new training, choose another folder with directory= or output_dir=. To restore one "
-    "of these steps, bring back its files from a copy, or set verify=False if you know that they "
-    "are right, for example because the copies of one array differed between devices."
+    "of these steps, bring back its files from a copy. If only checksums differ and you trust the "
+    "files, set verify=False."
 )
 _NEXT = "The newest undamaged step is restored instead."
 
