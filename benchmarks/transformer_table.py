@@ -35,7 +35,7 @@ SLICES = (
 TENSOR = 4
 COLUMNS = (
     *("Model", "Slices", "Fits?", "Parameters and optimizer", "Temporaries"),
-    *("All, of", "Sent over ICI", "DCN", "A step takes at least", "Bound by"),
+    *("Total, of available", "Sent over ICI", "DCN", "A step takes at least", "Bound by"),
 )
 
 
