@@ -129,9 +129,9 @@ def test_a_stopped_worker_is_a_hung_host_and_is_said_to_be_stopped(home):
     assert "stopped: it received SIGSTOP" in str(caught.value)
 
 
-def impatient(home):
-    """Return a local backend whose agents give up after 3 s without the coordinator."""
-    return LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=3.0)
+def impatient(home, after_s=3.0):
+    """Return a local backend whose agents give up after these seconds without the coordinator."""
+    return LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=after_s)
 
 
 def test_nobody_waits_for_ever_for_a_supervisor_that_is_stopped(home):
@@ -149,7 +149,8 @@ def test_nobody_waits_for_ever_for_a_supervisor_that_is_stopped(home):
 def test_a_machine_that_was_suspended_blames_no_host(home, asleep_s):
     """The machine sleeps for longer than each limit of the job (silent host: 10 s, hang,
     coordinator) and, in the long case, than JAX's heartbeat limit. The job goes on."""
-    with registry.substitute_backend("local", lambda _, store: impatient(home)):
+    # A supervisor that wakes up on a busy machine may need seconds for its first answer.
+    with registry.substitute_backend("local", lambda _, store: impatient(home, 10.0)):
         handle = start_on_both(home, func=step_now_and_then, backend="local", hang_timeout=8)
     whole = family(handle)
     for pid in whole:
