@@ -139,7 +139,8 @@ class Backend(Protocol):
         ...
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
-        """Yield the selected output."""
+        """Yield the selected output. A generator may return True: the job had its verdict before
+        the last read, so there is no more output."""
         ...
 
     def cancel(self, ref: JobRef) -> None:

@@ -65,7 +65,9 @@ class SessionBackend:
     @functools.cached_property
     def _held(self) -> Plan:
         """The plan of the session's own job. Raises as `_session` does."""
-        return _read_plan(self._store, self._session_id)
+        from kinetic._core.plan import Plan
+
+        return Plan.read(self._store.get(layout.JobKeys(self._session_id).plan))
 
     @functools.cached_property
     def _bell(self) -> Bell:
@@ -269,12 +271,6 @@ def list_waiting_calls(store: Store, session_id: str) -> list[str]:
     job_ids = [layout.JobKeys.call_id_of(key) for key in keys]
     has_ended = bool(job_ids) and store.has(layout.JobKeys(job_ids[0]).outcome)
     return job_ids[1:] if has_ended else job_ids
-
-
-def _read_plan(store: Store, job_id: str) -> Plan:
-    from kinetic._core.plan import Plan
-
-    return Plan.read(store.get(layout.JobKeys(job_id).plan))
 
 
 def _name_shape(topology: Topology) -> str:

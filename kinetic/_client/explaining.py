@@ -37,7 +37,7 @@ _ADVICE = {
     Exit.OVER_BUDGET: "Set a larger budget=.",
     Exit.NEVER_JOINED: "Check the cluster: kinetic doctor",
 }
-_CAUSE_FIRST = "Mend this cause first: a longer timeout= or a larger budget= may only cost more."
+_CAUSE_FIRST = "Fix this cause first: a longer timeout= or a larger budget= may only cost more."
 
 
 @dataclass(frozen=True)

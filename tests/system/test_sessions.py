@@ -437,11 +437,14 @@ def test_calls_wait_in_order_and_can_be_cancelled(session, tmp_path):
 
 
 def test_a_cancelled_kept_call_keeps_the_process(session, tmp_path):
-    """Interrupting a call does not lose what is kept."""
+    """On one host, a cancel or a timeout does not lose what is kept."""
     kept = call(count_calls, keep=True)
     pid = kept()[0]
     begin(tmp_path, keep=True)[0].cancel()
     assert kept() == (pid, 2, 2)
+    with pytest.raises(JobTimeout):
+        call(touch_and_wait, keep=True, timeout=2)(str(tmp_path / "late"), None)
+    assert kept() == (pid, 3, 3)
 
 
 def test_threads_that_start_one_session_get_the_same(home):

@@ -335,7 +335,7 @@ def test_a_longer_timeout_is_no_advice_for_a_job_that_stood_still(
     world.end("job-00000001", outcome)
     assert world("jobs", "explain", "--json", "job-00000001") == 0
     page = json.loads(capsys.readouterr().out)["sections"]
-    assert page["Next"].startswith("Mend this cause first" if is_cause else "Set a longer timeout=")
+    assert page["Next"].startswith("Fix this cause first" if is_cause else "Set a longer timeout=")
 
 
 @pytest.mark.parametrize("hosts", [1, 4])
