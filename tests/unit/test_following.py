@@ -151,6 +151,19 @@ def test_what_the_supervisor_had_said_before_it_was_killed_is_the_reason(store, 
     assert finished.outcome.reason == "host 0: the limit is 14."
 
 
+@pytest.mark.parametrize("first", [Exit.AGENT_LOST, Exit.RETURNED])
+def test_an_agent_that_ended_the_supervisor_is_the_reason(store, backend, first):
+    """Also if another host has returned."""
+    job = put_ref(store, ref())
+    backend.phases[job.job_id] = JobStatus.FAILED
+    why = "The leader has not answered for 30 s. This host's agent gave up."
+    for report in (HostReport(0, first), HostReport(1, Exit.STOPPED, why, ended_at=NOW)):
+        put_report(store, job, report)
+    (finished,) = follow(backend, store, job)
+    assert finished.outcome.supervisor_lost
+    assert finished.outcome.reason == why
+
+
 def test_a_gang_that_had_returned_succeeds_although_its_supervisor_was_killed(store, backend):
     job = put_ref(store, ref())
     backend.phases[job.job_id] = JobStatus.FAILED

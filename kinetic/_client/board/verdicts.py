@@ -134,7 +134,7 @@ def _decide_orphan(
         if plan is not None and plan.elastic_gang is not None:
             # Blame no host: a living supervisor would have begun a new attempt after the loss.
             outcome = replace(outcome, blamed=())
-    if not is_unknown and all(r.exit.kind.hearsay for r in outcome.reports):
+    if not (is_unknown or outcome.ok) and all(r.ok or r.exit.kind.hearsay for r in outcome.reports):
         stopped = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
         # The first agent that gave up ended the supervisor, and so the others.
         first_why = min(stopped, key=lambda r: r.ended_at).detail if stopped else ""
