@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 
 import nbclient
 import nbformat
@@ -29,9 +28,8 @@ class Diverged(Exception):
     pass
 
 @kinetic.run("cpu")
-def train(steps, mark="", limit=1e9):
+def train(steps, limit=1e9, waits=False):
     import time
-    from pathlib import Path
     kept = kinetic.kept
     if not hasattr(kept, "weights"):
         print("new weights")
@@ -41,8 +39,8 @@ def train(steps, mark="", limit=1e9):
         kept.steps += 1
         if max(kept.weights) > limit:
             raise Diverged(kept.steps)
-        if mark:
-            Path(mark).touch()
+        if waits:
+            print("one step done", flush=True)
             time.sleep(1000)
     return kept.steps, max(kept.weights)
 
@@ -81,6 +79,16 @@ class Notebook:
                 error = "\n".join(part.traceback)
         return value, output, error
 
+    def interrupt_after(self, pid, text):
+        """Interrupt the kernel once its newest cell shows `text`: its caller follows the job."""
+
+        def shows():
+            streams = [each for each in self._cells[-1].outputs if each.output_type == "stream"]
+            return any(text in each.text for each in streams)
+
+        wait_until(shows, f"the cell does not show {text!r}")
+        os.kill(pid, signal.SIGINT)
+
 
 @pytest.fixture
 def notebook(home):
@@ -108,14 +116,6 @@ def has_ended(session):
     return session.status().state not in ("PENDING", "RUNNING")
 
 
-def interrupt(pid, mark):
-    """Interrupt the kernel once its call has begun."""
-    until = time.monotonic() + PATIENCE_S
-    while not mark.exists() and time.monotonic() < until:
-        time.sleep(0.02)
-    os.kill(pid, signal.SIGINT)
-
-
 def test_a_notebook_develops_a_step_on_one_session(notebook, home):
     """Weights stay while a module changes, a call raises an exception, and a cell is
     interrupted."""
@@ -137,10 +137,9 @@ def test_a_notebook_develops_a_step_on_one_session(notebook, home):
     assert "Diverged: 5" in error
     assert notebook.run("read_weights()")[0] == "[2000.0, -2000.0]"
 
-    mark = home.parent / "begun"
-    thread = threading.Thread(target=interrupt, args=(pid, mark))
+    thread = threading.Thread(target=notebook.interrupt_after, args=(pid, "one step done"))
     thread.start()
-    *_, error = notebook.run(f"train(9, mark={str(mark)!r})", fails=True)
+    *_, error = notebook.run("train(9, waits=True)", fails=True)
     thread.join()
     assert "KeyboardInterrupt" in error
     assert "kinetic jobs cancel job-" in error

@@ -373,11 +373,9 @@ def test_a_git_that_does_not_answer_is_waited_for_and_named(home, monkeypatch):
     make(home / "project", "a.py", "a.log", ".gitignore")
     (home / "project/.gitignore").write_text("*.log\n")
     git(home / "project", "init", "-q")
-    os.mkfifo(home / "told")
-    pipe = os.open(home / "told", os.O_RDWR)
     (home / "bin").mkdir()
     (home / "bin/git").write_text(
-        f'#!/bin/sh\ncase "$*" in *ls-files*) read _ <{home}/told ;; esac\n'
+        f'#!/bin/sh\ncase "$*" in *ls-files*) until [ -e {home}/told ]; do sleep 0.01; done; esac\n'
         f'exec {shutil.which("git")} "$@"\n'
     )
     (home / "bin/git").chmod(0o755)
@@ -386,7 +384,7 @@ def test_a_git_that_does_not_answer_is_waited_for_and_named(home, monkeypatch):
     class Answer(logging.Handler):
         def emit(self, record):
             messages.append(record.getMessage())
-            os.write(pipe, b"go on\n")  # git waits to read this line.
+            (home / "told").touch()  # git waits for this file.
 
     monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
     monkeypatch.setattr(git_door, "SLOW_S", 0.01)
@@ -396,7 +394,6 @@ def test_a_git_that_does_not_answer_is_waited_for_and_named(home, monkeypatch):
         files = kept_here(home / "project")
     finally:
         logging.getLogger("kinetic").removeHandler(handler)
-        os.close(pipe)
     assert files == {"a.py", ".gitignore"}
     first = messages[0]
     assert first.startswith("kinetic: Still waiting for git after 0.01 s")
