@@ -115,8 +115,8 @@ def _check_values(name: str, values: Mapping[str, Any]) -> dict[str, str]:
     for setting, value in values.items():
         if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
             raise UsageError(
-                f"The setting {setting} of the profile {name!r} must be a word without blanks; got "
-                f"{value!r}."
+                f"The setting {setting} of the profile {name!r} must be a string without blanks; "
+                f"got {value!r}."
             )
     return {setting: values[setting] for setting in FIELDS if setting in values}
 

@@ -228,7 +228,7 @@ def path_text(name: str, value: object) -> str | None:
     path = text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
     if path is not None and not _is_system_text(path):
         raise UsageError(
-            f"{name} must be a path without NUL characters and broken Unicode; got {path!r:.80}."
+            f"{name} must be a path without NUL characters or broken Unicode; got {path!r:.80}."
         )
     return path
 
@@ -378,7 +378,7 @@ def variables(name: str, value: object) -> dict[str, str]:
             )
         if not _is_system_text(content):
             raise UsageError(
-                f"{name}[{key!r}] must be text without NUL characters and broken Unicode; got "
+                f"{name}[{key!r}] must be text without NUL characters or broken Unicode; got "
                 f"{content!r:.80}."
             )
         variable_size(f"{name}[{key!r}]", key, content)

@@ -94,10 +94,12 @@ class JobRef(documents.Record, called="The reference of the job"):
             UnsupportedVersion: another version submitted the job.
         """
         if self.schema_version != SCHEMA_VERSION:
+            which = "an older" if self.schema_version < SCHEMA_VERSION else "a newer"
             raise UnsupportedVersion(
-                f"{self.job_id} was submitted with another version of kinetic, which stores output "
-                f"and values differently. Read them with that version; `kinetic jobs cleanup "
-                f"{self.job_id}` removes the job."
+                f"{self.job_id} was submitted with {which} version of kinetic, whose records have "
+                f"format {self.schema_version}; this version reads format {SCHEMA_VERSION}. Read "
+                f"output and values with that version; `kinetic jobs cleanup {self.job_id}` "
+                "removes the job."
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from kinetic._core import preemption
 from kinetic._core.tracebacks import hide_frames
 from kinetic._store.many import FILE_THREADS, at_once
 from kinetic.errors import DataNotFound, UsageError, UsageTypeError
@@ -165,6 +166,11 @@ class Data(_Path):
                 f"{self._path} has no path on this machine. Pass it to a function that runs as a "
                 "job."
             )
+        if _is_on_host() and not os.path.lexists(self._path):
+            raise DataNotFound(
+                f"{self!r}: there is no file or folder {self._path} on this host. A host has only "
+                "the data of the call: pass this Data to the function as an argument."
+            )
         return self._path
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -246,12 +252,19 @@ def _check_path(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
     )
 
 
+def _is_on_host() -> bool:
+    """True in the worker of a job, and in programs that its function starts."""
+    return os.path.isdir(os.environ.get(preemption.VARIABLE, ""))
+
+
 def _check_local(text: str) -> tuple[str, bool]:
     path = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - messages show the user's own text
     if os.path.isdir(path):
         return path, True
     if Path(path).is_file():
         return path, False
+    if _is_on_host():  # In a module that the host imports; the function may not use this data.
+        return path, True
     if os.path.lexists(path):
         raise UsageError(f"Data({text!r}): {path} is neither a file nor a folder.")
     raise DataNotFound(

@@ -150,7 +150,7 @@ def verify_record(data: bytes, kind: str) -> Header:
 
 
 def explain_failure(error: BaseException, theirs: Versions, ours: Versions) -> str:
-    reason = f"{type(error).__name__}: {error}."
+    reason = f"{type(error).__name__}: {error}".removesuffix(".") + "."
     if isinstance(error, ModuleNotFoundError):
         reason += (
             f" Module {error.name!r} is missing here: install it, or move it into the project's "

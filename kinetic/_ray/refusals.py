@@ -31,8 +31,9 @@ def explain_silence(address: str, error: Exception) -> KineticError:
     text = re.sub(r"^\w+\(.*?\): ", "", " ".join(str(cause).split())) or type(cause).__name__
     if isinstance(cause, urllib3.exceptions.SSLError) and not _is_cut_off(cause):
         return PreflightError(
-            f"The certificate of {address} is not trusted ({text}). Set SSL_CERT_FILE to the "
-            "authority that signed it, or write http:// if the dashboard has no certificate."
+            f"The certificate of {address} is not trusted ({text}). Set SSL_CERT_FILE to "
+            "the file with the certificate of its authority, or write http:// if the dashboard "
+            "does not use TLS."
         )
     if isinstance(cause, urllib3.exceptions.NameResolutionError):
         return BackendUnavailable(

@@ -136,7 +136,8 @@ class _Caller:
             return UsageError(error.details() or f"The leader refused {method.name}.")
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             return CoordinatorLost(
-                f"The leader at {self.target} refused this host: {error.details()}"
+                f"This host stops, because the leader at {self.target} refused it: "
+                f"{error.details()}"
             )
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return CoordinatorLost(
@@ -170,8 +171,9 @@ def open_channel(endpoint: Endpoint) -> Any:
         return grpc.insecure_channel(endpoint.target, options=codec.CHANNEL_OPTIONS)
     if not endpoint.certificate:
         raise UsageError(
-            f"The leader at {endpoint.target} cannot be called without the certificate of "
-            f"{endpoint.job_id}, because every TCP connection uses TLS."
+            f"This process cannot call the leader at {endpoint.target}, because it lacks the "
+            f"certificate of {endpoint.job_id}. Only hosts that kinetic starts have it: submit the "
+            "job again instead of starting a host by hand."
         )
     trust = grpc.ssl_channel_credentials(root_certificates=endpoint.certificate.encode())
     # The certificate names the job, not the machine.

@@ -149,9 +149,12 @@ def _from_setting(package_root: str, cwd: Path, home: Path, start: Path) -> Path
 
 
 def _search(start: Path, shared: Collection[Path]) -> tuple[Path, bool]:
-    """Return the project's folder, and True if it has a marker. The search for one of `MARKERS`,
-    then for a `.kineticignore`, goes up from the folder around the outermost package of `start`,
-    but not into `shared`. Without a marker, return the folder where it began, and False."""
+    """Return the project's folder, and True if it has a marker.
+
+    Begin in the folder around the outermost package of `start`, and go up to the first folder with
+    one of `MARKERS`; if there is none, up to the first with a `.kineticignore`. Stop below the
+    folders `shared`, which belong to no single project. Without a marker, return the folder where
+    the search began, and False."""
     outside = start
     while (
         (outside / "__init__.py").is_file()

@@ -158,7 +158,9 @@ def write_atomically(path: Path, *, sha256: str = "") -> Iterator[Sink]:
 
 
 def save(path: Path, parts: Iterable[bytes], *, sha256: str = "") -> None:
-    """Write the parts to a file, like `write_atomically`."""
+    """Write the parts, one after the other, to a file that appears once it is complete. Raises what
+    `write_atomically` raises, and leaves no file if the content has another digest than `sha256`.
+    """
     with write_atomically(path, sha256=sha256) as sink:
         for part in parts:
             sink.write(part)

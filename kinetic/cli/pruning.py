@@ -134,7 +134,8 @@ def digest(content: Entry) -> str:
 
 
 def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
-    """Yield ids of old jobs without a reference: their submission was killed before that."""
+    """Yield the ids of old jobs whose submission was killed before it wrote the job's reference,
+    the record by which jobs are listed."""
     for job_id in sorted(jobs.difference(stored.list_ids(store))):
         prefixes = (layout.JobKeys(job_id).prefix, layout.JobKeys(job_id).listing)
         if all(_is_older(store, prefix, older_than) for prefix in prefixes):

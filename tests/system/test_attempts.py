@@ -165,11 +165,11 @@ def test_a_job_of_version_0_1_is_refused_with_a_sentence_and_can_be_removed(home
     assert old.status() == "SUCCEEDED"
     assert old.outcome().ok
     for read in (old.logs, old.result, lambda: old.logs(follow=True)):
-        with pytest.raises(errors.UnsupportedVersion, match="submitted with another version"):
+        with pytest.raises(errors.UnsupportedVersion, match="submitted with an older version"):
             read()
     capfd.readouterr()
     assert call(["jobs", "logs", handle.job_id]) not in (0, 1)
-    assert "another version of kinetic" in capfd.readouterr().err
+    assert "an older version of kinetic" in capfd.readouterr().err
     for words in (["list"], ["status", handle.job_id], ["wait", handle.job_id]):
         assert call(["jobs", *words]) == 0
     assert handle.job_id in capfd.readouterr().out

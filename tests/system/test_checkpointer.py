@@ -142,9 +142,7 @@ def test_what_cannot_work_is_told_before_the_first_step(tmp_path):
 
 
 def test_what_could_not_be_restored_is_told_when_it_is_saved_first(tmp_path):
-    message = (
-        r"that save\(\) would make of step 0 .*'x'\] is an array of shape \(3,\) .*but a number"
-    )
+    message = r"state of save\(\) at step 0 .*'x'\] is an array of shape \(3,\) .*but a number"
     with pytest.raises(errors.CheckpointMismatch, match=message):
         kinetic.run("cpu")(save_another_kind)(str(tmp_path))
 

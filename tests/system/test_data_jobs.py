@@ -396,6 +396,40 @@ def test_where_mounting_is_forbidden_it_says_what_to_do(folder, disk_path):
     assert "Pass the data as an argument instead" in done.stderr
 
 
+def test_data_in_a_module_that_a_host_imports_must_be_passed(folder, disk_path):
+    """A module with settings and a `Data` is imported on the host, which has only the data of the
+    call."""
+    (disk_path / "pyproject.toml").touch()
+    (disk_path / "config.py").write_text(
+        "import kinetic\nRATE = 0.1\n"
+        'IMAGES, MORE = kinetic.Data("images"), kinetic.Data("images/sub")\n'
+    )
+    script = disk_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import os
+            import config, kinetic
+
+            @kinetic.run(accelerator="cpu")
+            def read(images):
+                return config.RATE, sorted(os.listdir(images))
+
+            @kinetic.run(accelerator="cpu")
+            def read_another(images):
+                return os.listdir(config.MORE)
+
+            print(read(config.IMAGES))
+            read_another(config.IMAGES)
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, cwd=disk_path
+    )
+    assert done.stdout == "(0.1, ['a.txt', 'sub'])\n", done.stderr
+    last = [line for line in done.stderr.splitlines() if "errors.DataNotFound: " in line][-1]
+    assert "images/sub on this host. A host has only the data of the call" in last
+
+
 # -- mounts that need a cluster --------------------------------------------------------------------
 
 

@@ -453,7 +453,7 @@ class HttpApi:
         path: str,
         query: Mapping[str, str],
     ) -> Document:
-        """Make a call once. If the login is refused, log in again and repeat the call."""
+        """Make a call without retries, except for one after a new login if the login is refused."""
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 

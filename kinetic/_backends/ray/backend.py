@@ -156,8 +156,7 @@ def check_versions(ray: str, python: str, ours: str) -> None:
     if tuple(map(int, re.findall(r"\d+", ray)[:2])) < OLDEST_RAY:
         raise PreflightError(
             f"The cluster runs Ray {ray}, but jobs need Ray {'.'.join(map(str, OLDEST_RAY))} or "
-            "later: older versions cannot reserve whole slices, and damage files in the dashboard. "
-            "Update Ray on the cluster."
+            "later, because older versions cannot reserve whole slices. Update Ray on the cluster."
         )
     theirs, mine = (version.split(".")[:2] for version in (python, ours))
     if python and theirs != mine:

@@ -305,8 +305,10 @@ class ProgramWatch:
 
 
 def _find_difference(one: str, other: str) -> tuple[str, str] | None:
-    """Return the first numbers, or the digests, that differ. Hardware may round floating-point
-    numbers differently."""
+    """Compare two hosts' descriptions of one array: its type and numbers, or a digest. Return the
+    first two numbers that differ, or the two descriptions if they have no numbers; None if they
+    agree. Floating-point numbers agree up to rounding, because hosts may have different hardware.
+    """
     (kind, *numbers), (_, *others) = one.split(), other.split()
     if not numbers or len(numbers) != len(others):
         return None if one == other else (one, other)

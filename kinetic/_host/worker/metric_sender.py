@@ -148,7 +148,7 @@ class Sender:
                 calls = "call" if len(self._rows) == 1 else f"{len(self._rows)} calls"
                 self.say(
                     f"the values of the last {calls} are lost, because JAX had not computed them "
-                    "when the function ended."
+                    "when the function ended. Call jax.block_until_ready on them before it returns."
                 )
                 self._rows.clear()
             self._write_rows(self._steps.take(is_last=True) + _take_compiles())

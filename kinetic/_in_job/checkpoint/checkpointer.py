@@ -423,8 +423,8 @@ class Checkpointer:
 
     def _check_first(self, due: Due, pattern: list[Leaf]) -> None:
         """Check that the first save fits the arguments that `restore` was called with."""
-        where = f"that save() would make of step {due.step}"
-        tree.check_same(due.state.leaves, pattern, where, cast=self._casts)
+        where, leaves = f"at step {due.step}", due.state.leaves
+        tree.check_same(leaves, pattern, where, cast=self._casts, is_stored=False)
         if due.position is None and self._has_iterator:
             raise CheckpointMismatch(
                 "restore() was called with data=, but save() was not, so the position of the "

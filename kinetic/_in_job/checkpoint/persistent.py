@@ -398,7 +398,8 @@ def _name_file(process: int) -> str:
 
 
 def _make_registry(process: int) -> Any:
-    """Return Orbax's handlers, and one for digests: each process writes a file with its own."""
+    """Return Orbax's handlers, and one for digests. Each process writes its digests to a file of
+    its own; `process` is the number of this one."""
     ocp = orbax()
 
     class DigestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc, name-defined]

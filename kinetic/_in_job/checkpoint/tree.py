@@ -386,7 +386,12 @@ def make_box(
 
 
 def check_same(
-    saved: Sequence[Leaf], now: Sequence[Leaf], where: str, *, cast: bool = False
+    saved: Sequence[Leaf],
+    now: Sequence[Leaf],
+    where: str,
+    *,
+    cast: bool = False,
+    is_stored: bool = True,
 ) -> None:
     """Check that the saved leaves fit the current ones; a number fits an array of shape ().
 
@@ -395,20 +400,21 @@ def check_same(
         now: Leaves of the current state.
         where: Description of the checkpoint, for the message.
         cast: Allow casts that lose precision.
+        is_stored: False if `saved` is the state that `save` was given, of no checkpoint yet.
 
     Raises:
         CheckpointMismatch: Leaves are missing or differ; the message names them.
     """
     old, new = {leaf.name: leaf for leaf in saved}, {leaf.name: leaf for leaf in now}
-    faults = []
+    faults, one = [], "the checkpoint" if is_stored else "the state of save()"
     if missing := [name for name in old if name not in new]:
         faults.append(f"the state of restore() has no {name_some(missing, _MOST_NAMED)}")
     if added := [name for name in new if name not in old]:
-        faults.append(f"the checkpoint has no {name_some(added, _MOST_NAMED)}")
+        faults.append(f"{one} has no {name_some(added, _MOST_NAMED)}")
     pairs = [(old[name], leaf) for name, leaf in new.items() if name in old]
     faults += _join_first(
-        f"{leaf.name} is {_describe_shape(was)} in the checkpoint, but {_describe_shape(leaf)} in "
-        "the state of restore()"
+        f"{leaf.name} is {_describe_shape(was)} in {one}, but {_describe_shape(leaf)} in the state "
+        "of restore()"
         for was, leaf in pairs
         if (was.key, was.shape) != (leaf.key, leaf.shape)
     )
@@ -418,16 +424,19 @@ def check_same(
         if was.dtype and leaf.dtype and can_lose(was.dtype, leaf.dtype)
     ]
     faults += _join_first(
-        f"{leaf.name} is {was.dtype} in the checkpoint, but {leaf.dtype} in the state of restore()"
+        f"{leaf.name} is {was.dtype} in {one}, but {leaf.dtype} in the state of restore()"
         for was, leaf in loses
     )
     if faults:
         types = ", shapes and types" if loses else " and shapes"
         allow = "; cast=True allows a cast that loses precision" if loses else ""
+        advice = f"Give restore() a state of the same structure{types}{allow}, or choose another "
+        advice += "folder for a new training."
+        if not is_stored:
+            advice = f"Give both a state of the same structure{types}{allow}."
         raise CheckpointMismatch(
-            f"The checkpoint {where} does not fit the state of restore(): {'; '.join(faults)}. "
-            f"Give restore() a state of the same structure{types}{allow}, or choose another folder "
-            "for a new training."
+            f"{one.capitalize()} {where} does not fit the state of restore(): {'; '.join(faults)}. "
+            f"{advice}"
         )
 
 

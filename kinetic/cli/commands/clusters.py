@@ -362,9 +362,12 @@ def _find(options: Options) -> tuple[Wanted, Doors, Document | None]:
     fitting = [c for c in clusters if fits_location(str(c["location"]), zone)]
     if len(fitting) > 1 or (clusters and not fitting):
         places = ", ".join(sorted(str(cluster["location"]) for cluster in clusters))
+        if not fitting:
+            raise UsageError(
+                f"{project} has no cluster {name} in {zone}, but in {places}. Correct --zone."
+            )
         raise UsageError(
-            f"Which cluster {name} is meant? {project} has one in: {places}. Name its place with "
-            "--zone."
+            f"{project} has several clusters {name}, in {places}. Choose one with --zone."
         )
     cluster = fitting[0] if fitting else None
     location, mode = (cluster["location"], mode_of(cluster)) if cluster else (zone, Mode.STANDARD)
