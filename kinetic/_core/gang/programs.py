@@ -481,7 +481,7 @@ def _shorten(one: _Operation, other: _Operation) -> list[_Operation]:
     if names[0] == names[1] or not all(names):
         names = tuple(re.sub(_VALUE, "", text) for text in texts)
         pairs = enumerate(zip(*names, strict=False))
-        same = next((at for at, (left, right) in pairs if left != right), min(map(len, names)))
+        same = next((at for at, (a, b) in pairs if a != b), min(map(len, names)))
         start = 0 if same < _MOST_TEXT // 2 else same - _MOST_TEXT // 4
         opening = "…" if start else ""
         names = tuple(f"{opening}{name[start : start + _MOST_TEXT]}" for name in names)

@@ -581,8 +581,8 @@ def init(ctx: click.Context, /, **options: Any) -> int | None:
         if value and name != "yes"
     ]
     words += ["--yes"] if options["yes"] else []
-    with up.make_context("up", ["--accelerator", accelerator, *words], parent=ctx) as made:
-        return up.invoke(made)  # type: ignore[no-any-return]
+    with up.make_context("up", ["--accelerator", accelerator, *words], parent=ctx) as context:
+        return up.invoke(context)  # type: ignore[no-any-return]
 
 
 def _join(options: Options) -> int:
