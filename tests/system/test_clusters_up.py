@@ -178,7 +178,7 @@ def test_down_finds_the_cluster_or_says_where_it_is(google, capsys):
     up = [*UP, "--accelerator=cpu", "--zone=us-east5-a"]
     assert call(up) == 0
     assert call(["down", "-y", "--zone=us-east1-d"]) == 2
-    assert "no cluster dev in us-east1-d, but in us-east5. Correct --zone" in capsys.readouterr().err
+    assert "no cluster dev in us-east1-d, but in us-east5. Correct" in capsys.readouterr().err
     assert call([*up, "--zone=us-central1-a"]) == 2
     assert "both would share a bucket" in capsys.readouterr().err
     words = ["down", "-y", "--zone=us-east5-a", "--cluster=gke_my-project_us-east5_dev"]
