@@ -19,7 +19,10 @@ def holding(secret, home, handle):
     processes that contain the secret."""
     supervisor, agents = processes(handle)
     paths = [
-        p for place in (home, Path(os.environ["TMPDIR"])) for p in place.rglob("*") if p.is_file()
+        Path(folder, name)
+        for place in (home, os.environ["TMPDIR"])
+        for folder, _, names in os.walk(place)  # Folders may vanish meanwhile.
+        for name in names
     ]
     for pid in (supervisor, *agents.values(), *zygotes()):
         paths += [
