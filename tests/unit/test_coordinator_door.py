@@ -238,7 +238,7 @@ def test_over_tcp_only_the_jobs_own_certificate_is_accepted(serve, opened):
     deceived = opened(Agent(replace(served.endpoint, certificate=other), 0, clock=Hurried()))
     with pytest.raises(CoordinatorLost, match="has not answered for 30 s"):
         deceived.join("a", "x")
-    with pytest.raises(UsageError, match="without the certificate of job-00c0ffee"):
+    with pytest.raises(UsageError, match="lacks the certificate of job-00c0ffee"):
         Agent(replace(served.endpoint, certificate=""), 0)
     plain = grpc.insecure_channel(served.endpoint.target)
     with plain, pytest.raises(grpc.RpcError):

@@ -30,6 +30,7 @@ MAY_READ_ENVIRON = {
     "kinetic/_ray/address.py",  # reads the token, as Google's library reads its credentials
     "kinetic/_in_job/slices.py",  # reads the variables that the worker sets for the function
     "kinetic/_in_job/preemption.py",  # likewise
+    "kinetic/_datasets/data.py",  # likewise, for modules that create their data on a host, too
 } | IN_PROGRAMS
 MAY_WRITE_ENVIRON = {
     "kinetic/_compile/compiler.py",  # a process of its own, before it loads JAX
