@@ -71,15 +71,20 @@ demo: $(VENV)/.stamp-demo
 demo-ray: $(VENV)/.stamp-test
 	@PYTHONPATH=tests $(BIN)/python -m doubles.ray_demo examples/keras_data_parallel.py
 
+# Else each of the processes that share the tests would compile all of them.
+$(VENV)/.stamp-compiled: | $(VENV)/.stamp-test
+	@for part in unit "contract tests/system"; do \
+		$(BIN)/python -m pytest --collect-only -q tests/$$part >/dev/null & done; wait; touch $@
+
 # Most tests wait for processes: more of them at once than there are processors keep these busy.
 TEST_ARGS = $(or $(ARGS),-n 5 --dist worksteal)
 # Where JAX has started, forks warn: its tests have a pytest of their own.
 WITH_JAX = tests/with_jax -n 2 --dist loadfile
-test: $(VENV)/.stamp-test
+test: $(VENV)/$(if $(ARGS),.stamp-test,.stamp-compiled)
 	@$(BIN)/python -m pytest -m "not long and not release" $(TEST_ARGS)
 	@$(if $(ARGS),,$(BIN)/python -m pytest $(WITH_JAX))
 
-test-all: $(VENV)/.stamp-test
+test-all: $(VENV)/$(if $(ARGS),.stamp-test,.stamp-compiled)
 	@$(BIN)/python -m pytest $(TEST_ARGS)
 	@$(if $(ARGS),,$(BIN)/python -m pytest $(WITH_JAX))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from deaths import PHASES
 from doubles.cluster.fixtures import SHARES_FILES
 from elastic_jobs import Watched, wait_for_step
 from places import EVERYWHERE, Place
@@ -17,7 +18,8 @@ SHOWN_BY = {
     ],
     "no survivor waits, nothing is left": [
         "test_deaths.py::test_killing_an_agent_or_a_worker",
-        "test_deaths.py::test_killing_the_caller",
+        *(f"test_deaths.py::test_killing_the_caller[local-{phase}]" for phase in PHASES),
+        "test_deaths.py::test_killing_the_caller[kubernetes-running]",
         "test_orphans.py::test_a_retry_does_not_meet_what_a_killed_agent_has_left",
         "test_still_hosts.py::test_the_output_says_which_host_holds_the_others_up",
     ],
@@ -82,7 +84,7 @@ SHOWN_BY = {
     ],
     "Kubernetes": [
         "test_kubernetes.py::test_several_hosts_are_a_jobset",
-        "test_kubernetes.py::test_a_lost_pod_is_retried_with_the_whole_gang",
+        "test_kubernetes.py::test_a_lost_pod_is_retried_with_the_whole_gang[leader]",
         "test_cluster_elastic.py::test_a_lost_pod_is_replaced_and_all_others_stay",
         "test_cluster_pathways.py::test_one_process_has_the_devices_of_all_machines",
         "test_cluster_rights.py::test_the_documented_rights_are_enough",
@@ -99,7 +101,7 @@ SHOWN_BY = {
     ],
 }
 """For each promise and each way to use kinetic, the tests of this folder that `make test` runs:
-files, or tests with all their parameters. All other tests are marked `long`."""
+files, tests with all their parameters, or tests with one. All others are marked `long`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -108,7 +110,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == FOLDER:
             test = getattr(item, "originalname", item.name)
-            if not {item.path.name, f"{item.path.name}::{test}"} & short:
+            if short.isdisjoint(
+                (item.path.name, *(f"{item.path.name}::{name}" for name in (test, item.name)))
+            ):
                 item.add_marker("long")
 
 
