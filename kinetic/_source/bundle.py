@@ -172,7 +172,7 @@ def _build_by_walk(
         note,
         clock_ns,
         scan,
-        functools.partial(_script_warnings, top) if options.only else _source_warnings,
+        _source_warnings if options.only is None else functools.partial(_script_warnings, top),
         left_out=options.exclude | options.outputs,
     )
 
@@ -340,10 +340,10 @@ def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
 
 def _script_warnings(root: str, scan: walk.Scan) -> tuple[str, ...]:
     sent = sorted(scan.files.keys() - scan.foreign)
+    which = f"only the script and its modules are sent: {_name_some(sent)}"
     return (
-        f"{root} is not a project, so only the script and its modules are sent: "
-        f"{_name_some(sent) or 'nothing'}. To send more, put the script in a folder of its own "
-        "with a pyproject.toml or .kineticignore.",
+        f"{root} is not a project, so {which if sent else 'none of its files is sent'}. To send "
+        "more, put the files in a folder of their own with a pyproject.toml or .kineticignore.",
         *_source_warnings(scan),
     )
 

@@ -65,7 +65,8 @@ def scan_with_companions(
     missing = [
         place
         for place in companions.places
-        if options.only or not (_is_inside(place.folder, root) and _is_decided(place, root, own))
+        if options.only is not None
+        or not (_is_inside(place.folder, root) and _is_decided(place, root, own))
     ]
     options = dataclasses.replace(options, exclude=options.exclude.union(companions.exclude))
     for part in editable.parts(missing, companions.never):

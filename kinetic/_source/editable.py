@@ -58,12 +58,12 @@ class EditablePart:
 
     Attributes:
         root: the folder of the package's own project, whose ignore files apply.
-        only: paths in it that are shipped; () for all.
+        only: paths in it that are shipped; None for all.
         places: folders in it that modules are imported from.
     """
 
     root: str
-    only: tuple[str, ...]
+    only: tuple[str, ...] | None
     places: tuple[str, ...]
 
 
@@ -232,7 +232,7 @@ def parts(places: Sequence[ImportFolder], never: Collection[Path]) -> list[Edita
         for place in inside:
             rel = os.path.relpath(place.folder, root)
             only |= {os.path.normpath(os.path.join(rel, name)) for name in place.names or ("",)}
-        shipped = () if "." in only else tuple(sorted(only))
+        shipped = None if "." in only else tuple(sorted(only))
         editable_parts.append(EditablePart(root, shipped, tuple(place.folder for place in inside)))
     return editable_parts
 

@@ -149,7 +149,7 @@ class ScanOptions:
         default_excludes: leave out virtual environments, caches and the like.
         sparing: leave out hidden folders and files that look like keys.
         most: raise `TooMuch` if the folder has more files or bytes than these.
-        only: paths to take, relative to the root; () for all.
+        only: paths to take, relative to the root; None for all.
         imported: real paths of folders that editable packages are imported from. Modules in them
             (also generated ones and extensions built in place) are taken even if git ignores them.
         everything: leave out `exclude` and nothing else: for declared data, to which no ignore
@@ -162,7 +162,7 @@ class ScanOptions:
     default_excludes: bool = True
     sparing: bool = False
     most: tuple[int, int] | None = None
-    only: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
     imported: tuple[str, ...] = ()
     everything: bool = False
     asks_git: bool = True
@@ -277,7 +277,7 @@ class _Walk:
         if self._everything:
             return False
         name = rel.rpartition("/")[2]
-        if self._only and not any(_is_on_the_way(rel, path) for path in self._only):
+        if self._only is not None and not any(_is_on_the_way(rel, path) for path in self._only):
             return True
         verdict = self._decide(rel, is_folder=is_folder)
         if verdict is not None:
@@ -299,12 +299,14 @@ class _Walk:
         return (
             any(path.startswith(f"{rel}/") for path in self._rules.kept_paths)
             and self._decide(rel, is_folder=True) is None
-            and (not self._only or any(_is_on_the_way(rel, path) for path in self._only))
+            and (self._only is None or any(_is_on_the_way(rel, path) for path in self._only))
         )
 
     def _is_imported(self, path: str, name: str, *, is_folder: bool) -> bool:
         """True if Python imports this path from an editable package."""
-        if self._only and any(folder.startswith(f"{path}/") for folder in self._imported):
+        if self._only is not None and any(
+            folder.startswith(f"{path}/") for folder in self._imported
+        ):
             return True
         if not path.startswith(self._imported):
             return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deaths import PHASES
 from doubles.cluster.fixtures import SHARES_FILES
 from elastic_jobs import Watched, wait_for_step
 from places import EVERYWHERE, Place
@@ -18,7 +17,10 @@ SHOWN_BY = {
     ],
     "no survivor waits, nothing is left": [
         "test_deaths.py::test_killing_an_agent_or_a_worker",
-        *(f"test_deaths.py::test_killing_the_caller[local-{phase}]" for phase in PHASES),
+        "test_deaths.py::test_killing_the_caller[local-starting]",
+        "test_deaths.py::test_killing_the_caller[local-joining]",
+        "test_deaths.py::test_killing_the_caller[local-running]",
+        "test_deaths.py::test_killing_the_caller[local-reporting]",
         "test_deaths.py::test_killing_the_caller[kubernetes-running]",
         "test_orphans.py::test_a_retry_does_not_meet_what_a_killed_agent_has_left",
         "test_still_hosts.py::test_the_output_says_which_host_holds_the_others_up",

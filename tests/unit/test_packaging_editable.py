@@ -133,7 +133,7 @@ def test_a_part_is_what_is_imported_of_a_project(place):
         [ImportFolder(f"{a}/src"), ImportFolder(b, ("pkg",)), ImportFolder(f"{a}/lib")], [place]
     )
     assert [(part.root, part.only) for part in parts] == [(a, ("lib", "src")), (b, ("pkg",))]
-    assert editable.parts([ImportFolder(b)], [place])[0].only == ()
+    assert editable.parts([ImportFolder(b)], [place])[0].only is None
 
 
 @pytest.mark.starts_processes

@@ -93,6 +93,30 @@ def test_a_script_in_home_is_sent_with_the_modules_that_it_imports(folder, monke
     assert kept_back == "Files left out because they look like keys or passwords: pack/key.pem."
 
 
+def test_a_prompt_in_home_sends_only_what_it_has_imported(folder, monkeypatch):
+    """At a prompt, in a notebook and with `python -c` there is no script whose files belong to the
+    function."""
+    write(folder, "diary.txt", ".bash_history", "docs/letter.txt", "helper.py")
+    function = types.FunctionType((lambda: None).__code__, {"__name__": "__main__"}, "f")
+    function.__module__ = "prompt"
+    monkeypatch.setitem(sys.modules, "prompt", types.ModuleType("prompt"))
+    monkeypatch.chdir(folder)
+
+    def pack():
+        _, packed = shipment.of(
+            function, shipment.SourceSettings(folder / ".store", folder / ".cache")
+        )
+        return packed
+
+    packed = pack()
+    assert listed(packed) == []
+    assert f"{folder} is not a project, so none of its files is sent." in packed.warnings[0]
+    helper = types.ModuleType("helper")
+    helper.__file__ = str(folder / "helper.py")
+    monkeypatch.setitem(sys.modules, "helper", helper)
+    assert listed(pack()) == ["helper.py"]
+
+
 def test_what_is_loaded_from_there_belongs_to_it(folder, monkeypatch):
     """Modules that the script has loaded without an import statement are sent too, but not those of
     the interpreter, or of installations in the home folder."""
