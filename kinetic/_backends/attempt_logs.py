@@ -70,7 +70,7 @@ class LogReader:
             line_ends += data.count(b"\n")
             if line_ends > lines:
                 break
-        tail_lines = _last_lines(b"".join(reversed(pieces)), lines)
+        tail_lines = last_lines(b"".join(reversed(pieces)), lines)
         self._at = end - len(tail_lines)
         return tail_lines.count(b"\n") + (not tail_lines.endswith(b"\n") and bool(tail_lines))
 
@@ -97,7 +97,7 @@ class LogReader:
         return LogChunk(self.host, stream, time_ns, data, Position(self._attempt, self._at))
 
 
-def _last_lines(data: bytes, lines: int) -> bytes:
+def last_lines(data: bytes, lines: int) -> bytes:
     """Return the last lines of the data. The very last one may lack its line end."""
     if lines <= 0:
         return b""

@@ -27,11 +27,12 @@ _NOT_PREPARED, _NOT_LOADED = (
 """Prefixes of a host's detail that are cut off in the headline, which says the same."""
 _NOISE = re.compile(
     r'^ *File "(?:[^"]*(?:/kinetic/(?:_host|_system|runner)|/(?:site|dist)-packages|/python3\.\d+)/'
-    r'[^"]*|<frozen [^"]*)", line \d+ in .*\n|^Extension modules: .*\n',
+    r'[^"]*|<frozen [^"]*)", line \d+ in .*\n|^Extension modules: .*\n|'
+    r"^kinetic: attempt \d+(?: of \d+)? (?:failed|begins).*\n",
     re.MULTILINE,
 )
 """Lines of Python's fault handler about frames of the runner and of libraries, which in a crash of
-JAX are hundreds, below the line that says why."""
+JAX are hundreds, below the line that says why; and what the agent logs between two attempts."""
 _IDLE_THREAD = re.compile(r"^Thread 0x\w+ .*\(most recent call first\):\n\n?(?! )", re.MULTILINE)
 _FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)$', re.MULTILINE)
 """A line of a traceback that names a file, or a cell of a notebook."""
@@ -298,12 +299,17 @@ def _quote(evidence: Evidence, first: HostReport) -> list[str]:
 
 
 def last_lines(printed: str, host: int) -> str:
-    """Return the last lines that a host printed, with a title; "" if it printed nothing but frames
-    of the runner and of libraries."""
-    text = _IDLE_THREAD.sub("", _NOISE.sub("", printed.rstrip() + "\n"))
-    lines = [line[:400] for line in text.rstrip().splitlines()]
-    tail = _indent_lines("\n".join(lines[-_TAIL_LINES:]))
-    return f"Last lines of host {host}:\n{tail}" if lines else ""
+    """Return the last lines that a host printed, with a title; "" if it printed nothing, except
+    frames of the runner and of libraries. A progress bar is one line."""
+    text = _IDLE_THREAD.sub("", _NOISE.sub("", printed.rstrip() + "\n")).rstrip()
+    lines = [f"  {_read_state(line)[:400]}" for line in text.split("\n")[-_TAIL_LINES:]]
+    return "\n".join([f"Last lines of host {host}:", *lines]) if text else ""
+
+
+def _read_state(line: str) -> str:
+    """Return the last state of a line that carriage returns overwrite, as progress bars do. States
+    of blanks only do not count: a bar that is cleared, or the end of a line on Windows."""
+    return next((state for state in reversed(line.split("\r")) if state.strip()), "")
 
 
 def _hint(evidence: Evidence, first: HostReport) -> str:

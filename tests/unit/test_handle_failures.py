@@ -18,7 +18,7 @@ from laptop_fakes import (
 )
 
 from kinetic import errors
-from kinetic._core import layout
+from kinetic._core import failure, layout
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict
 from kinetic.job_status import JobStatus
@@ -252,6 +252,33 @@ def test_a_crash_in_a_library_shows_the_line_above_the_frames_of_all_threads(
         "  Current thread 0x00007f74949e0b80 (most recent call first):",
         '    File "/home/me/train.py", line 3 in train',
     ]
+
+
+@pytest.mark.parametrize(
+    ("printed", "lines"),
+    [
+        (
+            "shard 7\n" + "\r".join(f"{n}%|###| {n}/99" for n in range(99)),
+            ["shard 7", "98%|###| 98/99"],
+        ),
+        ("shard 7\n 50%|# |\r100%|##|\r        \rdone\n", ["shard 7", "done"]),
+        ("shard 7\n\r 50%|# |\r100%|##|\r        \r\n", ["shard 7", "100%|##|"]),
+        ("shard 7\r\n\r\nshard 8\r\n", ["shard 7", "", "shard 8"]),
+        ("one\x0btwo\u2028three\n", ["one\x0btwo\u2028three"]),
+        ("x" * 500, ["x" * 400]),
+        (
+            "kinetic: attempt 2 of 3 failed: host 1: ValueError: no\n"
+            "kinetic: attempt 3 of 3 begins.\nkinetic: attempt 4 begins on 1 of 2.\nstep 1\n",
+            ["step 1"],
+        ),
+        ("kinetic: this process ends\n", ["kinetic: this process ends"]),
+        ("kinetic: attempt 1 of 3 failed.\nkinetic: attempt 2 of 3 begins.\n", []),
+        (" \r\n\r", []),
+    ],
+)
+def test_the_last_lines_of_a_host_are_those_that_a_terminal_shows(printed, lines):
+    title = ["Last lines of host 3:"] if lines else [""]
+    assert failure.last_lines(printed, 3).split("\n") == title + [f"  {line}" for line in lines]
 
 
 def test_a_cancelled_job_blames_nobody_at_length(store, backend, job, handle):

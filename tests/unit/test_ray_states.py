@@ -149,6 +149,8 @@ def test_what_ray_has_of_a_driver_that_led_nobody_is_its_output(tmp_path):
     assert read(tail=2)[0].data.decode() == "".join(INSTALLER.splitlines(keepends=True)[-2:])
     nothing = ({"after": {0: chunk.end}}, {"failures": False}, {"metrics": True}, {"tail": 0})
     assert [read(**request) for request in nothing] == [[], [], [], []]
+    ray.logs = lambda _: "cause\n 10%\r 20%\r 30%\nend\n"
+    assert read(tail=2)[0].data == b" 10%\r 20%\r 30%\nend\n", "a progress bar is one line"
     store.put(layout.JobKeys(ref.job_id).events, b"")
     assert read() == []
 

@@ -530,11 +530,12 @@ class RayBackend:
             printed = self._api.logs(ref.job_id) or job.message
         except (NotFound, BackendUnavailable):
             return
-        lines = printed.encode().splitlines(keepends=True)
-        first = 0 if request.tail is None else max(len(lines) - request.tail, 0)
-        end = Position(1, len(printed.encode()))
-        if lines[first:] and request.after.get(0, Position()) < end:
-            yield LogChunk(0, STDERR, time.time_ns(), b"".join(lines[first:]), end)
+        data = printed.encode()
+        end = Position(1, len(data))
+        if request.tail is not None:
+            data = attempt_logs.last_lines(data, request.tail)
+        if data and request.after.get(0, Position()) < end:
+            yield LogChunk(0, STDERR, time.time_ns(), data, end)
 
     # -- the end -----------------------------------------------------------------------------------
 
