@@ -196,6 +196,19 @@ def test_a_batch_that_was_stopped_says_how_many_inputs_it_left_out(
     assert words == f"Batch: grp-00000001 Inputs: 3 Jobs: none {left_out}"
 
 
+def test_a_batch_that_has_ended_is_not_cancelled(world: World, capsys: Capture) -> None:
+    """Input 0 ran; input 1 was never submitted, because the submitting process was killed."""
+    batch = Batch("grp-00000001", 2, NOW)
+    leave(world.store, batch)
+    job_id = batch.job_id(0)
+    member = replace(world.job(job_id), group_id="grp-00000001", group_index=0)
+    world.store.put(layout.JobKeys(job_id).ref, json.dumps(member.to_json()).encode())
+    world.succeed(job_id)
+    assert world("jobs", "cancel", "grp-00000001") == 0
+    assert capsys.readouterr() == ("", "grp-00000001 has already ended.\n")
+    assert world.backend.cancelled == []
+
+
 def test_status_shows_each_attempt_with_its_verdict(world: World, capsys: Capture) -> None:
     world.job("job-00000001", hosts=2)
     events = [

@@ -60,6 +60,9 @@ def test_a_log_without_a_line_is_told_apart_from_no_log(world: World, capfd: Cap
     )
     assert world("jobs", "logs", "-n", "0", "job-0") == 0
     assert capfd.readouterr().err == ""
+    world.succeed("job-00000001")
+    assert world("jobs", "logs", "job-0") == 0
+    assert "job-00000001 has no output. `kinetic" in capfd.readouterr().err
 
 
 def test_logs_of_all_hosts_name_the_host(world: World, capfd: Capture) -> None:

@@ -253,11 +253,17 @@ def test_outputs_are_listed(world, capfd):
     assert json.loads(capfd.readouterr().out) == dict.fromkeys(NAMES, 1500) | {NAMES[3]: 6}
 
 
-def test_a_job_that_has_left_no_files_says_so(world, capfd):
+def test_a_job_that_has_left_no_files_says_so(world, tmp_path, capfd):
     world.job("job-00000002")
     assert world("jobs", "outputs", "job-00000002") == 0
     out, err = capfd.readouterr()
     assert (out, "job-00000002 has no output files yet" in err) == ("", True)
+    world.succeed("job-00000002")
+    for options in ((), ("--to", str(tmp_path / "here"))):
+        assert world("jobs", "outputs", "job-00000002", *options) == 0
+        assert capfd.readouterr() == ("", "job-00000002 has no output files.\n")
+    assert world("jobs", "outputs", "--json", "job-00000002") == 0
+    assert capfd.readouterr() == ("{}\n", "")
 
 
 def test_outputs_are_fetched_and_overwrite_nothing(world, tmp_path, capfd):

@@ -122,6 +122,9 @@ def cancel(
     """Cancel jobs and batches."""
     batches, refs = _find_all(app, job_ids)
     for batch in batches:
+        if _has_ended(batch):
+            output.notice(f"{batch.group_id} has already ended.")
+            continue
         batch.cancel()
         output.line(f"{batch.group_id} is cancelled. No more inputs are submitted.")
     for ref in refs:
@@ -130,6 +133,18 @@ def cancel(
             continue
         app.handle_of(ref).cancel(cleanup_timeout=0)
         output.line(f"{ref.job_id} is being cancelled.")
+
+
+def _has_ended(batch: BatchHandle[Any]) -> bool:
+    """True if every input has ended, or its job was removed or not submitted; False if the backend
+    does not answer."""
+    try:
+        statuses = dict(batch.statuses())
+    except KineticError:
+        return False
+    without_job = batch.submission_failures.keys() | batch.unavailable_children.keys()
+    is_complete = len(statuses.keys() | without_job) == len(batch)
+    return is_complete and all(status.ended for status in statuses.values())
 
 
 @click.command("cleanup", help=_CLEANUP_HELP)

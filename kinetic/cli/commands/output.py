@@ -138,8 +138,9 @@ def logs(
         output.notice(f"kinetic: {ref.job_id} is not running yet: {SUBMITTING}.")
     chunks = app.handle_of(ref).chunks(request, output.notice)
     if not output.copy_log(chunks, prefixer, flush=follow) and tail != 0:
+        yet = " yet" if app.board.read_standing(ref).ended_at is None else ""
         output.notice(
-            f"{ref.job_id} has no output yet. `kinetic jobs status {ref.job_id}` shows its state."
+            f"{ref.job_id} has no output{yet}. `kinetic jobs status {ref.job_id}` shows its state."
         )
 
 

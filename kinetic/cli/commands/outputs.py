@@ -61,7 +61,13 @@ def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bo
                 "; this command does not list or fetch them."
             )
     total = text.size(sum(entry.size_bytes for entry in files.values()))
-    if folder is not None:
+    if not files and not (as_json and folder is None):
+        name = job_id if job_id.startswith(BATCH) else refs[0].job_id
+        standings = app.board.read_standings(refs).values()
+        has_ended = all(standing.ended_at is not None for standing in standings)
+        later = "" if has_ended else " yet. They are stored when the function ends"
+        output.notice(f"{name} has no output files{later}.")
+    elif folder is not None:
         if existing := [name for name in files if (folder / name).exists()]:
             raise UsageError(
                 f"{folder / existing[0]} already exists, so nothing was fetched. Choose another "
@@ -76,9 +82,6 @@ def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bo
         output.line(f"Fetched {text.count(len(files), 'file')} ({total}) into {folder}.")
     elif as_json:
         output.json_document({name: entry.size_bytes for name, entry in files.items()})
-    elif not files:
-        name = job_id if job_id.startswith(BATCH) else refs[0].job_id
-        output.notice(f"{name} has no output files yet. They are stored when the function ends.")
     else:
         rows = [(name, text.size(entry.size_bytes)) for name, entry in files.items()]
         output.table(("FILE", "SIZE"), rows, right=("SIZE",))
