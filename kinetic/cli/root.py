@@ -96,9 +96,12 @@ _JOB_SUBCOMMANDS = (
     "cleanup",
     "prune",
 )
-_ELSEWHERE = {name: f"kinetic jobs {name}" for name in _JOB_SUBCOMMANDS} | dict.fromkeys(
-    ("ls", "ps"), "kinetic jobs list"
-)
+_ELSEWHERE = {name: f"kinetic jobs {name}" for name in _JOB_SUBCOMMANDS} | {
+    "ls": "kinetic jobs list",
+    "ps": "kinetic jobs list",
+    "stop": "kinetic jobs cancel` or `kinetic session stop",
+    "version": "kinetic --version",
+}
 
 _EPILOG = (
     "\b\nExit codes:\n"

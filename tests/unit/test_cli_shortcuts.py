@@ -119,6 +119,20 @@ def test_a_command_about_jobs_is_named_in_full(
     assert f"Did you mean `kinetic jobs {meant}`?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("stop", "`kinetic jobs cancel` or `kinetic session stop`?"),
+        ("version", "`kinetic --version`?"),
+    ],
+)
+def test_commands_that_kinetic_names_otherwise_are_named(
+    world: World, capsys: Capture, word: str, meant: str
+) -> None:
+    assert world(word) == 2
+    assert f"Did you mean {meant}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("newest", ["-", "--last"])
 def test_the_newest_job_needs_no_id(world: World, capfd: Capture, newest: str) -> None:
     for job_id, age in (("job-00000001", 20.0), ("job-00000002", 10.0), ("job-00000003", 30.0)):
@@ -215,7 +229,8 @@ def test_a_batch_that_is_not_there_exits_with_3(world: World, capsys: Capture) -
 
 
 @pytest.mark.parametrize(
-    ("word", "instead"), [("rm", "cleanup"), ("show", "status"), ("exec", "debug")]
+    ("word", "instead"),
+    [("rm", "cleanup"), ("show", "status"), ("exec", "debug"), ("stop", "cancel")],
 )
 def test_commands_of_other_tools_lead_to_those_that_serve(
     world: World, capsys: Capture, word: str, instead: str

@@ -73,7 +73,7 @@ _COMMANDS = {
     "prune": Lazy(f"{_PACKAGE}.lifecycle:prune", "Remove the records of old jobs."),
 }
 
-_OTHER_TOOLS = {"rm": "cleanup", "show": "status", "exec": "debug"}
+_OTHER_TOOLS = {"rm": "cleanup", "show": "status", "exec": "debug", "stop": "cancel"}
 _GROUP_HELP = """List jobs, read their logs and results, stop and remove them.
 
 You can shorten an ID to its first characters. --last, or - instead of an ID, selects the newest
