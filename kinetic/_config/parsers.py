@@ -105,7 +105,7 @@ def prices(variable: str, value: Any) -> dict[str, float]:
         parts = [part.partition("=") for part in str(value).split(",") if part.strip()]
         pairs = {name: amount.strip().removeprefix("$") for name, _, amount in parts}
     named = {check_family(str(name).strip()): amount for name, amount in pairs.items()}
-    if None in named:
+    if None in named or "" in named.values():
         raise UsageError(
             f"{variable} must have prices of accelerator families; got {value!r}. Write dollars an "
             'hour for one chip or GPU, for example "v6e=2.10, v6e:spot=0.80, l4=0.5".'

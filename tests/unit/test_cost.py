@@ -88,6 +88,11 @@ def test_prices_that_are_none(text):
         settings.load({"KINETIC_PRICES": text, "HOME": "/"})
 
 
+def test_a_family_without_a_price_is_told_the_form():
+    with pytest.raises(errors.UsageError, match=r"got 'v6e'\. Write .*, for example \"v6e=2\.10"):
+        settings.load({"KINETIC_PRICES": "v6e", "HOME": "/"})
+
+
 def test_every_family_can_be_given_a_price():
     for family in FAMILIES:
         for name in (family.name, *family.aliases):
