@@ -27,6 +27,12 @@ _GATHER = (
     "then `return multihost_utils.process_allgather(value, tiled=True)`, which accepts a dict of "
     "arrays as well. Save large arrays in a checkpoint below KINETIC_OUTPUT_DIR."
 )
+_GATHER_PARTS = (
+    "It has arrays that are sharded over several hosts, and this host holds only a part of them. "
+    "Gather them on all hosts and return them instead: `from jax.experimental import "
+    "multihost_utils`, then `return multihost_utils.process_allgather(arrays, tiled=True)`; of a "
+    "Keras model, `arrays` is `[w.value for w in model.weights]`."
+)
 _TOO_LARGE = (
     "Memory ran out while it was pickled, which needs as much memory again. Put large data into a "
     "file, a checkpoint or kinetic.Data, and send its name."
@@ -74,7 +80,8 @@ class Diagnosis:
         elif isinstance(cause, MemoryError):
             advice = _TOO_LARGE
         elif isinstance(cause, RuntimeError) and "non-addressable" in str(cause):
-            advice = _GATHER if self.returned else _GATHER_FIRST
+            gather = _GATHER if self.type_name == "ArrayImpl" else _GATHER_PARTS
+            advice = gather if self.returned else _GATHER_FIRST
         else:
             advice = _advise(self.type_name, self.path, returned=self.returned)
             advice = f"{advice} ({type(cause).__name__}: {cause})"
@@ -138,8 +145,13 @@ def _iterate_parts(value: object, attempt: Attempt) -> Iterator[tuple[str, objec
         yield from ((f" key {key!r:.40}", key) for key in value)
     elif isinstance(value, set | frozenset):
         yield from ((" member", part) for part in value)
-    elif not isinstance(value, type | ModuleType | FunctionType):
+    elif not isinstance(value, type | ModuleType | FunctionType) and not _is_keras_model(value):
         yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+
+
+def _is_keras_model(value: object) -> bool:
+    """True for objects of Keras that are pickled by their configuration, not their attributes."""
+    return hasattr(type(value), "_unpickle_model")
 
 
 def _bisect_items(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str, object]]:

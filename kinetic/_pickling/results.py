@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +21,17 @@ def pack_value(value: object) -> bytes:
     Raises:
         PicklingError: A part of the value cannot be pickled; the error names it.
     """
-    try:
-        return _frame("value", value, {})
-    except BaseException as error:
-        # Pickling runs the objects' own code, which may raise anything.
-        from kinetic._pickling import diagnosis
+    with _without_keras_distribution():
+        try:
+            return _frame("value", value, {})
+        except BaseException as error:
+            # Pickling runs the objects' own code, which may raise anything.
+            from kinetic._pickling import diagnosis
 
-        culprit = diagnosis.diagnose_value(
-            value, f"the returned value ({type(value).__name__})", attempt=_attempt
-        )
-        raise replace(culprit, returned=True).as_error(error) from error
+            culprit = diagnosis.diagnose_value(
+                value, f"the returned value ({type(value).__name__})", attempt=_attempt
+            )
+            raise replace(culprit, returned=True).as_error(error) from error
 
 
 def unpack_value(data: bytes) -> Any:
@@ -61,7 +64,8 @@ def pack_exception(error: BaseException, *, source_map: tuple[str, str] | None =
     """
     from kinetic._pickling import exceptions
 
-    nodes = exceptions.describe(error, dumps=_dumps, loads=_loads, source_map=source_map)
+    with _without_keras_distribution():
+        nodes = exceptions.describe(error, dumps=_dumps, loads=_loads, source_map=source_map)
     return _frame("exception", nodes, {})
 
 
@@ -77,6 +81,22 @@ def unpack_exception(data: bytes) -> BaseException:
     header = envelope.verify_record(data, "exception")
     nodes = pickle.loads(memoryview(data)[header.body_offset :])
     return exceptions.rebuild(nodes, loads=lambda body: _loads(body, header.versions))
+
+
+@contextmanager
+def _without_keras_distribution() -> Iterator[None]:
+    """Unset the distribution of Keras. While it is set, Keras creates variables when it pickles a
+    model: a collective of all hosts, of which only one may be packing."""
+    keras: Any = sys.modules.get("keras.distribution")
+    distribution = None if keras is None else keras.distribution()
+    if distribution is None:
+        yield
+        return
+    keras.set_distribution(None)
+    try:
+        yield
+    finally:
+        keras.set_distribution(distribution)
 
 
 def _frame(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:

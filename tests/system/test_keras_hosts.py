@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
+from gangs import PATIENCE_S
 
 import kinetic
 
@@ -39,3 +44,58 @@ def test_it_says_what_is_missing(seed, error, words):
 
 def test_a_single_controller_lacks_nothing():
     assert kinetic.run(accelerator="tpu-v6e-8", controller="single")(fit)(None) == "fitted"
+
+
+RETURNING = """
+import sys
+
+sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import both, a second each.
+import keras
+import numpy as np
+
+import kinetic
+
+
+class Failed(Exception):
+    pass
+
+
+@kinetic.run(accelerator="cpu:1", slices=2)
+def train(x, y, fails):
+    import jax
+
+    keras.utils.set_random_seed(0)
+    mesh = keras.distribution.DeviceMesh((2,), ["batch"], jax.devices())
+    parallel = keras.distribution.DataParallel(device_mesh=mesh, auto_shard_dataset=False)
+    keras.distribution.set_distribution(parallel)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    model.fit(x, y, batch_size=16, verbose=0)
+    if fails and jax.process_index() == 0:
+        error = Failed("diverged")
+        error.model = model
+        raise error
+    return {"models": [model], "weights": model.get_weights()}
+
+
+x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+returned = train(x, x[:, :1], False)
+(model,), weights = returned["models"], returned["weights"]
+try:
+    train(x, x[:, :1], True)
+except Failed as error:
+    failed = error.model
+for name, arrived in {"returned": model, "failed": failed}.items():
+    kernel, bias = arrived.get_weights()
+    assert name == "failed" or np.array_equal(kernel, weights[0]), (kernel, weights)
+    assert np.allclose(arrived.predict(x, verbose=0), x @ kernel + bias, atol=1e-4)
+    assert int(arrived.optimizer.iterations.value) == 2
+"""
+
+
+def test_a_trained_model_comes_back(tmp_path):
+    """Keras pickles a model only where no collective is needed: one host packs it."""
+    script = tmp_path / "script.py"
+    script.write_text(RETURNING)
+    env = os.environ | {"KERAS_BACKEND": "jax"}
+    subprocess.run([sys.executable, str(script)], check=True, env=env, timeout=PATIENCE_S)

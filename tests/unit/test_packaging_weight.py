@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import pytest
 
@@ -67,3 +68,19 @@ def test_an_array_that_is_spread_over_hosts():
     ) as caught:
         results.pack_value({"w": ArrayImpl()})
     assert "its part ['w'] is an ArrayImpl" in str(caught.value)
+
+
+def test_a_keras_model_whose_weights_are_sharded_over_hosts():
+    class Sequential:
+        _unpickle_model = None
+
+        def __init__(self):
+            self.lock = threading.Lock()  # Keras does not pickle attributes.
+
+        def __reduce__(self):
+            raise RuntimeError("Fetching value for `jax.Array` that spans non-addressable devices")
+
+    with pytest.raises(diagnosis.PicklingError) as caught:
+        results.pack_value({"model": Sequential()})
+    assert "its part ['model'] is a Sequential. It has arrays that are" in str(caught.value)
+    assert "[w.value for w in model.weights]" in str(caught.value)

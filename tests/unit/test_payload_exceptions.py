@@ -327,6 +327,33 @@ def test_what_keras_needs_on_several_hosts_is_told(monkeypatch, error, imported,
     assert all((line in notes) == is_told for line in lines)
 
 
+class NoModel(Exception):
+    """An exception that, like a Keras model, runs code when it is pickled."""
+
+    def __reduce__(self):
+        assert sys.modules["keras.distribution"].distribution() is None
+        return NoModel, self.args
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_model_is_packed_without_the_distribution_of_keras(monkeypatch, fails):
+    """Otherwise Keras creates variables, a collective, and other hosts create none."""
+    current = ["DataParallel"]
+    fake = types.SimpleNamespace(distribution=lambda: current[-1], set_distribution=current.append)
+    monkeypatch.setitem(sys.modules, "keras.distribution", fake)
+    model = NoModel("m")
+    if fails:
+        with pytest.raises(PicklingError, match=r"its part \[1\] is a lock"):
+            results.pack_value([model, threading.Lock()])
+    else:
+        assert results.unpack_value(results.pack_value([model]))[0].args == ("m",)
+    assert current == ["DataParallel", None, "DataParallel"]
+    error = ValueError("has a model")
+    error.model = model
+    assert there_and_back(error).model.args == ("m",)
+    assert current[3:] == [None, "DataParallel"]
+
+
 @pytest.mark.starts_processes
 def test_a_class_unknown_here_is_told_as_text(tmp_path):
     (tmp_path / "only_there.py").write_text("class Gone(Exception): pass")
