@@ -27,7 +27,7 @@ from kinetic._core import layout
 from kinetic._core.gang.policy import count_slices
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.ref import JobRef
-from kinetic._core.session import CANCELLED_WAITING, are_alike
+from kinetic._core.session import CANCELLED_WAITING, are_alike, keeps_processes
 from kinetic._core.state import SUBMITTING, JobStatus
 from kinetic._store import cancellation, index, sessions
 from kinetic._store.base import Store, folder_of
@@ -310,7 +310,7 @@ def find_misfit(plan: Plan, held: Plan) -> str:
         'controller="single"': plan.has_single_controller,
         "debug=True": wanted.debug,
         "volumes=": any(data.mount for data in plan.data),
-        "compile_check= with keep=": wanted.compile_check and (wanted.keep or own.keep),
+        "compile_check= with keep=": wanted.compile_check and keeps_processes(wanted, own),
     }
     if options := [name for name, is_set in unsupported.items() if is_set]:
         return f"{options[0]} does not work on sessions. Call the function without session=."

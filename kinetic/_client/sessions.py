@@ -199,7 +199,7 @@ class SessionHandle:
         return (
             wanted.idle_timeout_s in (IDLE_S, terms.idle_timeout_s)
             and wanted.max_lifetime_s in (LIFETIME_S, terms.max_lifetime_s)
-            and keep in (False, plan.options.keep)
+            and (keep is None or keep is bool(plan.options.keep))
             and (budget_usd is None or f"of {in_usd(budget_usd)} (" in plan.limits.budget)
         )
 
@@ -257,7 +257,7 @@ def session(
         _started[handle.job.job_id] = handle
     elif not handle._has_options(
         _make_terms(name, idle_timeout, max_lifetime),
-        options.get("keep", False),
+        options.get("keep"),
         checks.budget("budget", options.get("budget")),
     ):
         console.notice(f"kinetic: {handle.describe_existence()}")

@@ -323,6 +323,11 @@ def switch(name: str, value: object) -> bool:
     return value
 
 
+def optional_switch(name: str, value: object) -> bool | None:
+    """Check a boolean, or None for no choice."""
+    return None if value is None else switch(name, value)
+
+
 def joins(name: str, value: object) -> Joins:
     """Check the option for when the hosts join one JAX process group."""
     if isinstance(value, bool) or (isinstance(value, str) and value in ("lazy", "program")):

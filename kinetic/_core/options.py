@@ -55,7 +55,7 @@ class Keywords(TypedDict, total=False):
     env: Mapping[str, str] | None
     secrets: Sequence[str] | None
     all_hosts: bool
-    keep: bool
+    keep: bool | None
     joins_jax: Joins
     compare_programs: Comparison
 
@@ -340,11 +340,11 @@ class Options(documents.Record, called="The options of the job"):
         "of JAX's process 0.",
         False,
     )
-    keep: bool = option(
-        checks.switch,
+    keep: bool | None = option(
+        checks.optional_switch,
         "Run the call in the processes of the session's last kept call: arrays on devices, "
-        "compiled functions and the state of modules stay. Needs a session.",
-        False,
+        "compiled functions and the state of modules stay. Needs a session, whose own `keep` is "
+        "the default.",
         flag=Flag(("--keep",), takes=Takes.SWITCH),
     )
     joins_jax: Joins = option(

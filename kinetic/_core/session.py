@@ -13,6 +13,7 @@ from kinetic._core.values import dataclass
 
 if TYPE_CHECKING:
     from kinetic._core.accelerators.topology import Topology
+    from kinetic._core.options import Options
 
 DEFAULT_NAME = "default"
 """Name of a session that was started without one."""
@@ -52,3 +53,9 @@ class Session:
 def are_alike(one: Topology, other: Topology) -> bool:
     """True if two slices differ in nothing but whether their machines are preemptible."""
     return replace(one, name="", spot=False) == replace(other, name="", spot=False)
+
+
+def keeps_processes(call: Options, session: Options) -> bool:
+    """True if a call on a session runs in the processes that the session keeps: the option of the
+    call counts, and without one that of the session."""
+    return bool(session.keep if call.keep is None else call.keep)

@@ -37,7 +37,7 @@ from kinetic._core.gang.policy import (
 )
 from kinetic._core.outcome import HostReport, Outcome, Verdict, name_hosts
 from kinetic._core.plan import Plan
-from kinetic._core.session import CANCELLED_WAITING
+from kinetic._core.session import CANCELLED_WAITING, keeps_processes
 from kinetic._host import verdicts
 from kinetic._host.agents import import_gang_modules
 from kinetic._host.calls import Call, CallQueue
@@ -465,7 +465,7 @@ class Leader:
     def _choose_world(self, call: Call, indices: Sequence[int]) -> dict[str, Any]:
         """Return the world in which a call runs, as fields of the assignments: the kept world of an
         earlier call if all hosts still have it, else a new one; 0 if this call keeps nothing."""
-        if not (call.plan.options.keep or self._plan.options.keep):
+        if not keeps_processes(call.plan.options, self._plan.options):
             return {"world": 0}
         if world := self._hosts.waiting_room.find_common_world(indices):
             return {"world": world}

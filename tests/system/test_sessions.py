@@ -250,6 +250,18 @@ def test_kept_calls_share_a_process_until_it_dies(session):
     assert (calls, seen) == (1, 1)
 
 
+def test_a_call_may_keep_nothing_on_a_session_that_keeps(hold):
+    """The other calls, which do not say, run in kept processes; they begin anew after that call."""
+    with hold(keep=True):
+        run = call(count_calls)
+        pid = run()[0]
+        assert run() == (pid, 2, 2)
+        plain, calls, seen = call(count_calls, keep=False)()
+        assert (plain != pid, calls, seen) == (True, 1, 1)
+        assert run()[1:] == (1, 1)
+        assert run()[1:] == (2, 2)
+
+
 def test_a_kept_process_that_dies_between_calls_is_missed_by_none(session):
     """The next call runs in a new process, and its log says what is lost, even if the call came
     before anyone noticed the death."""

@@ -103,7 +103,7 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "start_wait": None,
         "on_slice_loss": None,
         "session": None,
-        "keep": False,
+        "keep": None,
     }
     assert function.__name__ == "train.py"
 

@@ -30,7 +30,7 @@ from kinetic._core.gang.policy import READY_S, AttemptPolicy, Form, Loss, Restar
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.plan import Versions
-from kinetic._core.session import Session
+from kinetic._core.session import Session, keeps_processes
 from kinetic._core.state import SUBMITTING, JobStatus
 from kinetic._host.calls import CallQueue
 from kinetic._host.worker import kept_state
@@ -351,6 +351,22 @@ def test_a_session_on_spot_machines_runs_calls_that_do_not_ask_for_them():
     assert find_misfit(plan(accelerator="tpu-v6e-8"), spot) == ""
 
 
+@pytest.mark.parametrize(
+    ("own", "of_session", "keeps"),
+    [
+        (None, None, False),
+        (None, False, False),
+        (None, True, True),
+        (False, True, False),
+        (True, None, True),
+        (True, False, True),
+    ],
+)
+def test_the_call_says_whether_it_runs_in_kept_processes_else_the_session(own, of_session, keeps):
+    call, session = plan(options={"keep": own}), plan(options={"keep": of_session})
+    assert keeps_processes(call.options, session.options) is keeps
+
+
 # -- callers ---------------------------------------------------------------------------------------
 
 
@@ -403,6 +419,7 @@ def test_a_session_that_does_not_fit_is_refused_before_anything_is_sent(fake):
     [
         ({}, False),
         ({"idle_timeout": "10m", "keep": True}, False),
+        ({"keep": False}, True),
         ({"idle_timeout": 60}, True),
         ({"max_lifetime": "1h"}, True),
         ({"budget": 5}, True),

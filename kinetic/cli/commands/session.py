@@ -248,7 +248,7 @@ def status(app: AppContext, /, *, name: str, as_json: bool) -> None:
         if terms is not None:
             limits = {n: getattr(terms, n) for n in ("idle_timeout_s", "max_lifetime_s")}
         document = _document(state, len(calls)) | {"idle_s": idle_s} | limits
-        return output.json_document(document | {"keep": plan.options.keep})
+        return output.json_document(document | {"keep": bool(plan.options.keep)})
     has_ended = state.state not in ("PENDING", "RUNNING", "UNKNOWN")
     names = {ref.job_id: f"{ref.job_id} ({ref.display_name})" for ref in calls}
     running, *waiting = [names.get(job_id, job_id) for job_id in state.calls] or [""]
