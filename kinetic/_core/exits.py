@@ -103,7 +103,10 @@ EVICTED_RANK = 4
 """Rank of a host that its cluster asked to end, perhaps because another host fell silent."""
 ABORTED_RANK = 5
 """Rank of a host that died of SIGABRT: JAX aborts processes that have lost a peer of their gang."""
-CONSEQUENCE_RANK = 6
+PEER_ABORTED_RANK = 6
+"""Rank of an aborted host, other than host 0, that was part of JAX's world: JAX aborts it if host
+0, which has JAX's coordination service, aborts."""
+CONSEQUENCE_RANK = 7
 """Rank of a host whose error follows from another host's death, whatever the host's exit."""
 
 
@@ -113,8 +116,9 @@ class ExitKind(NamedTuple):
     Attributes:
         rank: order of blame; the host with the lowest rank is blamed. 0: the whole job was stopped;
             `CAUSE_RANK`: the host failed by itself; 2: its value cannot be stored; `SILENT_RANK`:
-            it fell silent; `EVICTED_RANK`: it was taken away; `ABORTED_RANK`: it aborted;
-            `CONSEQUENCE_RANK`: another host's death made it fail; 9 and 10: it did not fail.
+            it fell silent; `EVICTED_RANK`: it was taken away; `ABORTED_RANK` and
+            `PEER_ABORTED_RANK`: it aborted; `CONSEQUENCE_RANK`: another host's death made it fail;
+            9 and 10: it did not fail.
         state: the state of the host in tables and drawings.
         error: exception that the caller gets if the function's own exception is not raised.
         code: exit code of `kinetic run`.

@@ -10,7 +10,13 @@ from dataclasses import replace
 from enum import StrEnum
 
 from kinetic._core.documents import Record
-from kinetic._core.exits import ABORTED_RANK, CONSEQUENCE_RANK, Exit, ProgramCode
+from kinetic._core.exits import (
+    ABORTED_RANK,
+    CONSEQUENCE_RANK,
+    PEER_ABORTED_RANK,
+    Exit,
+    ProgramCode,
+)
 from kinetic._core.values import dataclass
 
 _MAX_RUNS = 12
@@ -210,7 +216,7 @@ def blame_rank(report: HostReport) -> int:
     if report.error is not None and report.error.consequence:
         return CONSEQUENCE_RANK
     if report.exit.kind.fatal and report.signal == SIGABRT:
-        return ABORTED_RANK
+        return PEER_ABORTED_RANK if report.host and report.joined_jax else ABORTED_RANK
     return report.exit.kind.rank
 
 

@@ -3,6 +3,8 @@ Tests use tables and random orders of events."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,6 +92,8 @@ def test_hosts_that_abort_because_they_lost_their_leader_are_not_lost():
     assert loss_of(judge(2, [died, echo], now=1.0), (0, 1)) == Loss((0,), "host 0: signal")
     both = [HostReport(0, Exit.SIGNAL, signal=6), echo]
     assert loss_of(judge(2, both, now=1.0), (0, 1)) == Loss((0, 1), "host 0: signal")
+    both = [replace(report, joined_jax=True) for report in both]
+    assert loss_of(judge(2, both, now=1.0), (0, 1)) == Loss((0,), "host 0: signal")
 
 
 # -- waiting ---------------------------------------------------------------------------------------

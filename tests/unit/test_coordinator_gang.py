@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from gang_cases import ended, exits, gang_of, let_pass, raised
 
@@ -158,6 +160,28 @@ def test_a_host_that_aborts_waits_for_the_death_of_the_one_that_it_lost():
     assert not gang.view(2).stop
     gang.report(ended(0, Exit.SIGNAL, signal=9, detail="killed by SIGKILL"), 5.1)
     assert gang.first_failure == (0,)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("late_s", [0.1, 2.0])
+def test_hosts_that_jax_aborts_because_host_0_aborted_are_not_blamed(order, late_s):
+    gang = gang_of(3, sees_deaths=True)
+    for n, host in enumerate(order):
+        now = 5.0 + late_s * n
+        gang.sweep(now)
+        how = f"killed by SIGABRT (peak memory {host} MiB)"
+        gang.report(ended(host, Exit.SIGNAL, signal=6, detail=how, joined_jax=True), now)
+    assert gang.first_failure == (0,)
+    assert gang.stop_reason == "host 0 of 3: killed by SIGABRT (peak memory 0 MiB)"
+    assert judge(3, gang.reports, now=9.0).blamed == (0,)
+
+
+def test_hosts_that_abort_outside_of_jaxs_world_are_blamed_together():
+    gang = gang_of(2)
+    for host in (1, 0):
+        gang.report(ended(host, Exit.SIGNAL, signal=6, detail="killed by SIGABRT"), 5.0)
+    assert gang.first_failure == (1, 0)
+    assert gang.stop_reason == "all 2 hosts: killed by SIGABRT"
 
 
 def test_a_host_that_aborts_is_blamed_before_those_whose_collectives_it_broke():

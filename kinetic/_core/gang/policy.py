@@ -125,9 +125,10 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     if outcome.verdict is not Verdict.FAILED or first is None or not slices:
         return None
     per_slice = len(outcome.reports) // len(slices)
-    # Hosts that aborted count as lost only if no host died in another way.
-    dead = [r.host for r in outcome.reports if r.exit.kind.fatal and blame_rank(r) != ABORTED_RANK]
-    dead = dead or [r.host for r in outcome.reports if r.exit.kind.fatal]
+    # Hosts that aborted count as lost only if no host died in another way, or host 0 aborted.
+    ranks = {r.host: blame_rank(r) for r in outcome.reports if r.exit.kind.fatal}
+    lowest = min(ranks.values(), default=0)
+    dead = [host for host, rank in ranks.items() if rank < ABORTED_RANK or rank == lowest]
     held_up = first.exit in (Exit.HANG, Exit.NEVER_JOINED)
     lost = {slices[host // per_slice] for host in [*dead, *(outcome.blamed if held_up else ())]}
     if held_up and len(lost) == len(slices):  # No slice is to blame.
