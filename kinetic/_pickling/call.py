@@ -144,11 +144,12 @@ class _CallerState:
                 packed = make()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
             self._blame(call, error)
-        return replace(packed, warnings=self._warnings, parts=lambda: self._list_parts(call))
+        return replace(packed, warnings=self._warnings, parts=lambda: self.list_parts(call))
 
-    def _list_parts(
+    def list_parts(
         self, call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
     ) -> list[tuple[str, int]]:
+        """Return the parts of a call and their sizes in bytes, largest first."""
         from kinetic._pickling import diagnosis
 
         def size(value: object) -> int:
@@ -301,7 +302,7 @@ class BatchPickler:
         try:
             with self._process.by_value():
                 dump = functools.partial(self._pickler.dump_more, arguments)
-                return _pack_record("call", dump, self._env_vars, function=self.function.digest)
+                packed = _pack_record("call", dump, self._env_vars, function=self.function.digest)
         except (Exception, SystemExit):  # noqa: BLE001 - pickling runs the objects' own code; `pack` finds out which part fails
             return pack(
                 self._func,
@@ -311,6 +312,7 @@ class BatchPickler:
                 shipped=self._shipped,
                 external=self._external,
             )
+        return replace(packed, parts=lambda: self._process.list_parts((self._func, *arguments)))
 
 
 class LoadedFunction(NamedTuple):

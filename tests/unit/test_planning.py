@@ -142,8 +142,7 @@ def test_a_large_tree_and_a_large_payload_are_warned_about(project):
         "KINETIC_CONTEXT_SIZE_WARN_MB": "0.0005",
     }
     environ |= {"KINETIC_PAYLOAD_SIZE_WARN_MB": "0.001"}
-    planned = make(len, "y" * 5000, environ=environ)
-    tree, large = planned.warnings
+    tree, large = make(len, "y" * 5000, environ=environ).warnings
     assert "data.txt" in tree
     assert "small.txt" not in tree
     assert ".kineticignore" in tree
@@ -151,6 +150,10 @@ def test_a_large_tree_and_a_large_payload_are_warned_about(project):
         "The call of train is large when pickled: 0.0 MB. Its largest parts: argument 1 (str): 0.0 "
         "MB. Pass a path, or kinetic.Data, and load the data on the host."
     )
+    in_session = make(
+        len, "y" * 5000, environ=environ, place=Place("local", session="job-0000000a")
+    )
+    assert in_session.warnings == (tree, large)
     environ |= {"KINETIC_CONTEXT_SIZE_WARN_MB": "0", "KINETIC_PAYLOAD_SIZE_WARN_MB": "0"}
     assert make(len, "y" * 5000, environ=environ).warnings == ()
 

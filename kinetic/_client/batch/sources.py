@@ -70,14 +70,14 @@ class PackagedCalls:
 
     def _try_pack(self, index: int) -> Packed | Exception:
         try:
-            # Drop `parts`, which refer to the input's objects.
-            return replace(self._pack_call(index), parts=tuple)
+            return self._pack_call(index)
         except Exception as error:  # noqa: BLE001 - packing runs the user's code; one input must not end the others
             return error
 
     def _pack_call(self, index: int) -> Packed:
         call = self._calls[index]
-        return self._pickler.pack(call.args, call.kwargs)
+        # Drop `parts`, which refer to the input's objects: each would be pickled once more.
+        return replace(self._pickler.pack(call.args, call.kwargs), parts=tuple)
 
     def submit(self, group_id: str, index: int) -> JobHandle[Any]:
         """Create the job. Pickle the arguments first, unless `snapshot_inputs` has done it."""
