@@ -23,6 +23,7 @@ from kinetic._backends.base import (
     Status,
 )
 from kinetic._backends.bell import Bell, open_bell
+from kinetic._config import settings
 from kinetic._core import layout
 from kinetic._core.gang.policy import count_slices
 from kinetic._core.outcome import Outcome, Verdict
@@ -88,13 +89,17 @@ class SessionBackend:
             ) from error
         name = session.session_name
         if is_stopped or self._read_held().phase.ended:
+            number = held.options.most_slices
+            flags = f" --slices {number}" * (number > 1) + " --keep" * bool(held.options.keep)
             raise PreflightError(
                 f"The session {name} ({session.job_id}) has ended. Start it again: `kinetic "
-                f"session start {held.topology.name} --name {name}`."
+                f"session start {held.topology.name} --name {name}{flags}`."
             )
         if fault := find_misfit(plan, held):
+            setting = settings.load().setting("session")
+            where = f" (from {setting.source})" if setting.value == name else ""
             raise PreflightError(
-                f"The call of {plan.name} cannot run on the session {name}: {fault}"
+                f"The call of {plan.name} cannot run on the session {name}{where}: {fault}"
             )
 
     def choose_image(
@@ -286,7 +291,7 @@ def find_misfit(plan: Plan, held: Plan) -> str:
         own_shape, shape = _name_shape(held.topology), _name_shape(plan.topology)
         return (
             f"the session holds {own_shape}, but the call needs {shape}. Call the function without "
-            "session=, or start another session."
+            "the session, or start another one."
         )
     if wanted.most_slices != own.most_slices:
         held_slices, slices = count_slices(own.most_slices), count_slices(wanted.most_slices)
@@ -313,7 +318,7 @@ def find_misfit(plan: Plan, held: Plan) -> str:
         "compile_check= with keep=": wanted.compile_check and keeps_processes(wanted, own),
     }
     if options := [name for name, is_set in unsupported.items() if is_set]:
-        return f"{options[0]} does not work on sessions. Call the function without session=."
+        return f"{options[0]} does not work on sessions. Call the function without the session."
     if missing := sorted(set(plan.secrets) - set(held.secrets)):
         return (
             f"the secret {missing[0]} was not given to it. Start a session with "

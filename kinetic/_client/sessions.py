@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -168,7 +168,8 @@ class SessionHandle:
         """
         calls = list_waiting_calls(self._store, self.job.job_id)
         if calls and not force and not self._read_standing().status.ended:
-            waiting = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
+            more = len(calls) - 1
+            waiting = f", and {text.count(more, 'call')} wait{'s' * (more == 1)}" if more else ""
             raise UsageError(
                 f"The session {self.name} runs {calls[0]}{waiting}. Wait for it, cancel it with "
                 f"`kinetic jobs cancel {calls[0]}`, or end it with the session: "
@@ -186,21 +187,19 @@ class SessionHandle:
             price = f" ({in_usd(cost.usd_per_hour)} an hour)"
         return f"{_name_slices(self._plan.options)}{price}"
 
-    def describe_existence(self) -> str:
-        """Return a sentence for a caller who asked to start a session that already exists."""
-        return (
+    def describe_existence(self, ignored: Sequence[str] = ()) -> str:
+        """Return a sentence for a caller who asked to start a session that already exists, with
+        the options that the session does not have."""
+        words = (
             f"The session {self.name} exists already ({self.job.job_id}), and keeps the options "
-            "with which it was started."
+            "with which it was started"
         )
-
-    def _has_options(self, wanted: Session, keep: object, budget_usd: float | None) -> bool:
-        """True if the session was started with these options; default values fit any session."""
-        terms, plan = self._terms, self._plan
+        if not ignored:
+            return f"{words}."
+        keep = next((f", or set {o} on the function" for o in ignored if o.startswith("keep=")), "")
         return (
-            wanted.idle_timeout_s in (IDLE_S, terms.idle_timeout_s)
-            and wanted.max_lifetime_s in (LIFETIME_S, terms.max_lifetime_s)
-            and (keep is None or keep is bool(plan.options.keep))
-            and (budget_usd is None or f"of {in_usd(budget_usd)} (" in plan.limits.budget)
+            f"{words}: {', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} no effect. "
+            f"Stop the session and start it again{keep}."
         )
 
     def describe_end(self) -> str:
@@ -211,6 +210,28 @@ class SessionHandle:
             usd = in_usd(self._plan.cost.usd_per_hour / 3600 * budget_s)
             budget = f" or when its budget of {usd} is spent"
         return f"after {text.limit(terms.idle_timeout_s)} without a call, and {latest}{budget}"
+
+
+def list_ignored(
+    session: SessionHandle,
+    *,
+    idle_timeout: Duration,
+    max_lifetime: Duration,
+    keep: object,
+    budget: object,
+) -> list[str]:
+    """Return those of a caller's options that differ from those with which the session was started.
+    Default values fit any session."""
+    terms, plan = session._terms, session._plan
+    wanted = _make_terms(session.name, idle_timeout, max_lifetime)
+    usd = checks.budget("budget", budget)
+    fits = {
+        "idle_timeout=": wanted.idle_timeout_s in (IDLE_S, terms.idle_timeout_s),
+        "max_lifetime=": wanted.max_lifetime_s in (LIFETIME_S, terms.max_lifetime_s),
+        "budget=": usd is None or f"of {in_usd(usd)} (" in plan.limits.budget,
+        f"keep={keep}": keep is None or keep is bool(plan.options.keep),
+    }
+    return [option for option, is_same in fits.items() if not is_same]
 
 
 @hide_frames
@@ -255,12 +276,14 @@ def session(
         if not _started:
             atexit.register(_name_held, os.getpid())
         _started[handle.job.job_id] = handle
-    elif not handle._has_options(
-        _make_terms(name, idle_timeout, max_lifetime),
-        options.get("keep"),
-        checks.budget("budget", options.get("budget")),
+    elif ignored := list_ignored(
+        handle,
+        idle_timeout=idle_timeout,
+        max_lifetime=max_lifetime,
+        keep=options.get("keep"),
+        budget=options.get("budget"),
     ):
-        console.notice(f"kinetic: {handle.describe_existence()}")
+        console.notice(f"kinetic: {handle.describe_existence(ignored)}")
     return handle
 
 

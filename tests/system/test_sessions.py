@@ -557,7 +557,7 @@ def test_a_session_with_calls_is_stopped_only_by_force(session, tmp_path):
     """Without force, stopping is refused while a call runs. With it, every call gets a verdict."""
     running, _ = begin(tmp_path)
     waiting = call(describe_process).run_async()
-    with pytest.raises(UsageError, match=f"The session s runs {running.job_id} and 1 more"):
+    with pytest.raises(UsageError, match=f"The session s runs {running.job_id}, and 1 call waits"):
         session.stop()
     assert not has_ended(session)
     session.stop(force=True)

@@ -115,7 +115,10 @@ def test_start_says_what_is_held_and_how_to_use_and_stop_it(
     assert world("session", "start", "tpu-v6e-16", "--name", "dev", "--detach") == 0
     out, err = capsys.readouterr()
     assert "The session dev exists already (job-0000005e)" in err
+    assert "keeps the options with which it was started.\n" in err
     assert out.startswith("The session dev will hold 2 slices")
+    assert world("session", "start", "tpu-v6e-16", "--name", "dev", "--detach", "--keep") == 0
+    assert "keep=True has no effect" in capsys.readouterr().err
 
 
 def test_while_hosts_are_awaited_each_reason_is_one_line(

@@ -400,7 +400,7 @@ def test_keep_needs_a_session(fake):
     assert fake.calls == []
 
 
-def test_a_session_that_does_not_fit_is_refused_before_anything_is_sent(fake):
+def test_a_session_that_does_not_fit_is_refused_before_anything_is_sent(fake, monkeypatch):
     kinetic.session("cpu:2", name="dev")
     calls = [*fake.calls]
     for options, words in (
@@ -409,30 +409,38 @@ def test_a_session_that_does_not_fit_is_refused_before_anything_is_sent(fake):
     ):
         with pytest.raises(PreflightError, match=f"session dev: {words}|session dev: .*{words}"):
             run(session="dev", **options)
+    monkeypatch.setenv("KINETIC_SESSION", "dev")
+    words = r"session dev \(from environment KINETIC_SESSION\): .* without the session"
+    with pytest.raises(PreflightError, match=words):
+        run()
     assert fake.calls == calls
     with pytest.raises(UsageError, match=r"dev holds cpu:2, not cpu\. Stop it"):
         kinetic.session("cpu", name="dev")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "is_told"),
+    ("wanted", "words"),
     [
-        ({}, False),
-        ({"idle_timeout": "10m", "keep": True}, False),
-        ({"keep": False}, True),
-        ({"idle_timeout": 60}, True),
-        ({"max_lifetime": "1h"}, True),
-        ({"budget": 5}, True),
+        ({}, ""),
+        ({"idle_timeout": "10m", "keep": True}, ""),
+        (
+            {"keep": False},
+            "keep=False has no effect. Stop the session and start it again, or set keep=False",
+        ),
+        ({"idle_timeout": 60}, "idle_timeout= has no effect. Stop the session and start it again."),
+        ({"max_lifetime": "1h"}, "max_lifetime= has no effect."),
+        ({"budget": 5, "idle_timeout": 60}, "idle_timeout=, budget= have no effect."),
     ],
 )
-def test_who_asks_for_other_options_than_a_session_has_is_told(fake, monkeypatch, wanted, is_told):
+def test_who_asks_for_other_options_than_a_session_has_is_told(fake, monkeypatch, wanted, words):
     """Options that the caller leaves at their defaults are not compared."""
     notices = []
     monkeypatch.setattr(console, "notice", notices.append)
     kinetic.session("cpu", name="dev", idle_timeout="10m", keep=True)
     notices.clear()
     kinetic.session("cpu", name="dev", **wanted)
-    assert len(notices) == is_told
+    assert len(notices) == bool(words)
+    assert words in "".join(notices)
 
 
 def test_a_session_that_has_ended_is_not_used_again(fake):
@@ -443,6 +451,13 @@ def test_a_session_that_has_ended_is_not_used_again(fake):
     with pytest.raises(PreflightError, match=r"The session dev \(job-.*\) has ended. Start it"):
         run(session="dev")
     assert kinetic.session("cpu", name="dev").job.job_id != session.job.job_id
+
+
+def test_a_session_that_has_ended_is_named_with_the_command_that_starts_one_like_it(fake):
+    session = kinetic.session("cpu:2", name="dev", slices=2, keep=True)
+    fake.phases[session.job.job_id] = JobStatus.FAILED
+    with pytest.raises(PreflightError, match="start cpu:2 --name dev --slices 2 --keep`"):
+        run(session="dev", accelerator="cpu:2", slices=2)
 
 
 def test_a_call_waits_for_a_session_that_is_being_submitted(fake):
@@ -508,7 +523,11 @@ def test_a_call_is_a_job_of_its_own_in_the_queue_of_its_session(fake):
         other = run("cpu:2")
     assert session.status().calls == tuple(handle.job_id for handle in handles)
     assert [h.ref.place.session for h in (*handles, other)] == [session.job.job_id] * 2 + [""]
-    with pytest.raises(UsageError, match=f"runs {handles[0].job_id} and 1 more"):
+    with pytest.raises(UsageError, match=f"runs {handles[0].job_id}, and 1 call waits"):
+        session.stop()
+    with session:
+        run()
+    with pytest.raises(UsageError, match=f"{handles[0].job_id}, and 2 calls wait"):
         session.stop()
 
 

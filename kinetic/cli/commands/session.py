@@ -146,9 +146,18 @@ def start(
     app: AppContext, /, *, accelerator: str, name: str, detach: bool, **options: Any
 ) -> int | None:
     """Start a session; return the exit code."""
+    from kinetic._client.sessions import list_ignored
+
     handle, is_new = app.hold(accelerator, {"name": name, **options})
     if not is_new:
-        output.notice(handle.describe_existence())
+        ignored = list_ignored(
+            handle,
+            idle_timeout=options["idle_timeout"],
+            max_lifetime=options["max_lifetime"],
+            keep=options["keep"] or None,
+            budget=options["budget"],
+        )
+        output.notice(handle.describe_existence(ignored))
     if not detach:
         try:
             handle.wait_until_ready(
