@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
-from types import FunctionType, TracebackType
+from types import FunctionType, MemberDescriptorType, TracebackType
 from typing import Any
 
 from kinetic._pickling.origin import map_path
@@ -158,10 +158,10 @@ def _pickle_exception(
         with suppress(BaseException):
             data = dumps(error)
             rebuilt = loads(data)
-            if _is_alike(rebuilt, error):
-                return data, True
             if type(rebuilt) is type(error) and str(rebuilt) == str(error):
                 whole = data
+                if _is_alike(rebuilt, error, dumps):
+                    return data, True
     with suppress(BaseException):
         data = dumps(_split_exception(error, dumps))
         _join_parts(
@@ -174,13 +174,41 @@ def _pickle_exception(
     return whole, whole is not None
 
 
-def _is_alike(one: BaseException, other: BaseException) -> bool:
-    return (
-        type(one) is type(other)
-        and str(one) == str(other)
-        and len(one.args) == len(other.args)
-        and vars(one).keys() == vars(other).keys()
+def _is_alike(one: BaseException, other: BaseException, dumps: Dumps) -> bool:
+    """True if two exceptions of a class have the same arguments, slots and names of attributes."""
+    return vars(one).keys() == vars(other).keys() and (
+        dumps((one.args, _read_slots(one))) == dumps((other.args, _read_slots(other)))
     )
+
+
+def _list_slots(cls: type[BaseException]) -> dict[str, Any]:
+    """List the slots of a class and its bases, fields of built-in classes such as `errno` included.
+
+    Left out are fields that nodes have, and those that would let Python suggest names of this
+    process."""
+    return {
+        name: member
+        for base in reversed(cls.__mro__)
+        if base not in (BaseException, BaseExceptionGroup, AttributeError, NameError)
+        for name, member in vars(base).items()
+        if isinstance(member, MemberDescriptorType)
+    }
+
+
+def _read_slots(error: BaseException) -> dict[str, Any]:
+    slots = {}
+    for name, member in _list_slots(type(error)).items():
+        with suppress(AttributeError):  # Not set.
+            slots[name] = member.__get__(error)
+    return slots
+
+
+def _fill_slot(error: BaseException, member: Any, value: object) -> None:
+    with suppress(AttributeError, TypeError):  # Read-only.
+        if value is None and member.__objclass__ is OSError:
+            member.__delete__(error)  # The text of an OSError has the fields that are set.
+        else:
+            member.__set__(error, value)
 
 
 def _split_exception(
@@ -193,8 +221,9 @@ def _split_exception(
         return False
 
     args = (error.message,) if isinstance(error, BaseExceptionGroup) else error.args
-    state = {name: value for name, value in vars(error).items() if travels(value)}
-    if lost := sorted(vars(error).keys() - state.keys()):
+    attributes = _read_slots(error) | vars(error)
+    state = {name: value for name, value in attributes.items() if travels(value)}
+    if lost := sorted(attributes.keys() - state.keys()):
         state["__notes__"] = [
             *state.get("__notes__", ()),
             f"Attributes that could not be pickled: {', '.join(lost)}.",
@@ -230,7 +259,12 @@ def _join_parts(
         with suppress(BaseException):
             builtin.__init__(error, *args)
         _fill(error, "args", args)
-    error.__dict__.update(state)
+    slots = _list_slots(cls)
+    for name, value in state.items():
+        if name in slots:
+            _fill_slot(error, slots[name], value)
+        else:
+            error.__dict__[name] = value
     return error
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import email.message
 import subprocess
 import sys
 import threading
 import traceback
 import types
+import urllib.error
 
 import pytest
 from hypothesis import given
@@ -91,6 +93,75 @@ class Frozen(Exception):
     code: int
 
 
+class Slots(Exception):
+    __slots__ = ("__private", "number", "unset")
+
+    def __init__(self, number):
+        super().__init__("msg")
+        self.number = self.__private = number
+
+
+class MoreSlots(Slots):
+    __slots__ = ("parts",)
+
+    def __init__(self, number=0, *, parts=()):
+        super().__init__(number)
+        self.parts = list(parts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenSlots(Exception):
+    code: int
+
+
+class EditsArgument(Exception):
+    def __init__(self, name, hint="none"):
+        super().__init__(hint)
+        self.name = name
+
+    def __str__(self):
+        return self.name
+
+
+class NoFields(OSError):
+    def __init__(self, url, code, text):
+        self.filename = url
+
+
+def slots_of(error):
+    names = [name for cls in type(error).__mro__ for name in vars(cls).get("__slots__", ())]
+    mangled = [f"_Slots{name}" if name.startswith("__") else name for name in names]
+    return {name: getattr(error, name, "unset") for name in mangled}
+
+
+@pytest.mark.parametrize(
+    "error", [Slots(3), Slots(3.5), Slots([1]), MoreSlots(4, parts="ab"), FrozenSlots(5)], ids=repr
+)
+def test_slots_survive(error):
+    back = there_and_back(error)
+    assert type(back) is type(error)
+    assert slots_of(back) == slots_of(error)
+    assert (back.args, str(back), vars(back)) == (error.args, str(error), vars(error))
+
+
+def test_a_slot_that_cannot_be_pickled_is_named():
+    back = there_and_back(MoreSlots(threading.Lock(), parts="a"))
+    assert back.parts == ["a"]
+    assert not hasattr(back, "number")
+    assert back.__notes__ == ["Attributes that could not be pickled: _Slots__private, number."]
+
+
+def test_fields_that_a_constructor_sets_otherwise_survive():
+    exits = SystemExit(1)
+    exits.code = 4
+    assert there_and_back(exits).code == 4
+    http = urllib.error.HTTPError("http://x", 404, "gone", email.message.Message(), None)
+    for error in (http, NoFields("u", 2, "t")):
+        back = there_and_back(error)
+        fields = [(e.filename, e.errno, e.args, str(e)) for e in (back, error)]
+        assert fields[0] == fields[1]
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -106,6 +177,7 @@ class Frozen(Exception):
         SyntaxError("bad", ("f.py", 1, 2, "text", 1, 3)),
         NeedsTwo(4, "four"),
         EditsMessage("x"),
+        EditsArgument("n", hint="h"),
         KeywordOnly(reason="so"),
         OddOS(5, "io", "more"),
         OddNew(1, 2, 3),
