@@ -45,6 +45,7 @@ _GATHER_FIRST = (
     "Other processes hold parts of this jax.Array: gather it first with "
     "jax.experimental.multihost_utils.process_allgather(value, tiled=True)."
 )
+_NOT_BY_NAME = "module (`module.name`, without `from module import name`)"
 
 
 @dataclass(frozen=True)
@@ -196,15 +197,15 @@ def _advise(type_name: str, path: str, *, returned: bool) -> str:
     if "._sink" in path:  # An output of loguru's logger.
         return "Remove the sink before the call (logger.remove), and add it inside the function."
     if kind.endswith(("contextvar", "functionwrapper")):
-        return "Move it into a module of the project, which hosts import."
+        return f"Move it into a module of the project, and use it through that {_NOT_BY_NAME}."
     if kind.endswith(("iowrapper", "reader", "writer")):
         return "Pass the file's path and open it inside the function."
     # No program starts on hosts that would parse absl's flags.
     if kind.endswith(("flag", "flagvalues", "flagholder")):
         return "Pass the values of the flags instead."
     return (
-        "Create it inside the function or in a module of the project, or pass the data that it is "
-        "made from."
+        "Create it inside the function, or pass the data that it is made from. Or create it in a "
+        f"module of the project, and use it through that {_NOT_BY_NAME}."
     )
 
 

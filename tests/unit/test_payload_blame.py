@@ -328,6 +328,7 @@ class Handler:
 class Logger:
     def __init__(self, path): self.handlers = {1: Handler(path)}
 def use_variable(): return var.get()
+def use_lock(): return lock
 def use_logger(): return logger
 """
 
@@ -337,6 +338,9 @@ def test_advice_can_be_followed(tmp_path):
     space["logger"] = space["Logger"](tmp_path / "log")
     with pytest.raises(PicklingError, match=r"it is a ContextVar\. Move it into a module"):
         pack(space["use_variable"])
+    space["lock"] = threading.Lock()  # As after `from shared import lock`.
+    with pytest.raises(PicklingError, match=r"is a lock\..*without `from module import name`"):
+        pack(space["use_lock"])
     with pytest.raises(PicklingError, match=r"_sink\._file is a TextIOWrapper. Remove the sink"):
         pack(space["use_logger"])
     space["logger"].handlers[1]._sink._file.close()
