@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
+import pickle
 import re
 import sys
 import threading
@@ -34,6 +36,7 @@ from kinetic._core.session import Session, keeps_processes
 from kinetic._core.state import SUBMITTING, JobStatus
 from kinetic._host.calls import CallQueue
 from kinetic._host.worker import kept_state
+from kinetic._in_job.kept import Kept
 from kinetic._store import sessions
 from kinetic._store.local import LocalStore
 from kinetic.errors import JobFailed, NotFound, PreflightError, SubmitError, UsageError
@@ -365,6 +368,16 @@ def test_a_session_on_spot_machines_runs_calls_that_do_not_ask_for_them():
 def test_the_call_says_whether_it_runs_in_kept_processes_else_the_session(own, of_session, keeps):
     call, session = plan(options={"keep": own}), plan(options={"keep": of_session})
     assert keeps_processes(call.options, session.options) is keeps
+
+
+def test_a_name_under_which_nothing_is_kept_says_so():
+    """The namespace behaves like any other: it can be printed, copied, compared and pickled."""
+    kept = Kept(step=1)
+    with pytest.raises(AttributeError, match=r"nothing named 'weights' is kept: .*first call"):
+        kept.weights  # noqa: B018 - reading it raises
+    assert not hasattr(kept, "weights")
+    assert pickle.loads(pickle.dumps(kept)) == copy.deepcopy(kept) == kept == Kept(step=1)
+    assert repr(kept) == "Kept(step=1)"
 
 
 # -- callers ---------------------------------------------------------------------------------------
