@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import Any, Never, SupportsFloat, SupportsIndex
 
 from kinetic._core.metrics import LONGEST_NAME_BYTES, NO_STEP, VARIABLE
 from kinetic._core.tracebacks import hide_frames
@@ -72,7 +72,7 @@ _STEPS = 1 << 63
 """Upper bound of steps, which are stored as signed 64-bit integers."""
 
 
-def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
+def log(*unnamed: Never, step: SupportsIndex, **values: SupportsFloat) -> None:
     """Record metrics of a training step with the job.
 
     `kinetic jobs metrics` and `handle.metrics()` show them while the job runs and afterwards. A
@@ -86,7 +86,7 @@ def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
             element. Write a name with a slash as `**{"train/loss": loss}`.
 
     Raises:
-        UsageTypeError: A value is not a number.
+        UsageTypeError: A value is not a number, or has no name.
         UsageError: A name is empty, too long or not printable, or the step is negative or does not
             fit in 63 bits.
 
@@ -95,6 +95,12 @@ def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
         kinetic.log(step=step, loss=loss, learning_rate=1e-3)
         ```
     """
+    if unnamed:
+        with hide_frames:
+            raise UsageTypeError(
+                f"kinetic.log takes numbers by name; got {a_type(unnamed[0])} without one. Write "
+                "kinetic.log(step=step, loss=loss), or **values for a dict of numbers."
+            )
     now, state = _monotonic(), _log or _begin()
     try:
         waits, has_room = False, True

@@ -96,6 +96,15 @@ def test_what_is_no_number_is_refused_with_what_to_do(logged, value, words):
     assert logged.rows() == []
 
 
+def test_a_dict_by_position_is_refused_with_the_way_to_write_it(logged):
+    with pytest.raises(
+        UsageTypeError, match=r"by name; got a dict .*step=step, loss=loss\)"
+    ) as caught:
+        kinetic.log({"loss": 1.0}, step=1)
+    assert caught.traceback[-1].path == Path(__file__)
+    assert logged.rows() == []
+
+
 def test_arrays_of_several_elements_are_refused(logged):
     np = pytest.importorskip("numpy")
     with pytest.raises(UsageTypeError, match=r"shape \(8,\) is not a single number. Log its mean"):
