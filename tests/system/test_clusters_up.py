@@ -398,7 +398,7 @@ def test_a_cluster_that_does_not_exist_or_exists_twice(google, capsys):
     for zone in ("us-east5-a", "us-east5-b"):
         google.clusters[zone] = {"name": "dev", "location": zone}
     assert call(["status", *place]) == 2
-    assert "has one in: us-east5-a, us-east5-b. Name its place" in capsys.readouterr().err
+    assert "has several clusters dev, in us-east5-a, us-east5-b." in capsys.readouterr().err
     google.clusters.clear()
     assert call([*UP, "--accelerator=cpu"]) == 0
     assert call([*UP, "--cluster=prod", "--profile-name=dev", "--accelerator=cpu"]) == 2

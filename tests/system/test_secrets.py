@@ -25,11 +25,9 @@ def holding(secret, home, handle):
         for name in names
     ]
     for pid in (supervisor, *agents.values(), *zygotes()):
-        paths += [
-            Path(f"/proc/{pid}/environ"),
-            Path(f"/proc/{pid}/cmdline"),
-            *Path(f"/proc/{pid}/fd").iterdir(),
-        ]
+        paths += [Path(f"/proc/{pid}/environ"), Path(f"/proc/{pid}/cmdline")]
+        with contextlib.suppress(FileNotFoundError):  # It has ended.
+            paths += Path(f"/proc/{pid}/fd").iterdir()
     names = []
     for path in paths:
         with contextlib.suppress(OSError):
