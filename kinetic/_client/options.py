@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class OptionChanges(Keywords, total=False):
-    """The options of `with_options`: all options of the decorator, by name. The decorator also
-    accepts those listed here by position, in this order."""
+    """The options of `with_options`: all options of the decorator, by name. The options of this
+    class, not those of its base, may also be given to the decorator by position, in this order."""
 
     accelerator: str
     container_image: str | None

@@ -54,8 +54,8 @@ class CheckReport(Record, called="The report of the check"):
     Attributes:
         accelerator: The slice.
         reports: Reports of programs, largest program first.
-        small: Least number of programs not checked because they are a single operation.
-        left_out: Least number of programs left out because of the limit.
+        small: Number of programs, at least, not checked because they are a single operation.
+        left_out: Number of programs, at least, left out because of the limit.
     """
 
     accelerator: str

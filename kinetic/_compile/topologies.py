@@ -128,7 +128,8 @@ def find_compiler() -> TpuCompiler:
     if tuple(map(int, jaxlib.split(".")[:2])) < OLDEST_JAXLIB:
         raise PreflightError(
             f"libtpu {libtpu} needs jaxlib 0.10 or newer to compile, but {jaxlib} is installed. "
-            "Use another environment: python -m venv tpu; tpu/bin/pip install jax libtpu."
+            "Upgrade both, or use another environment: python -m venv tpu; tpu/bin/pip install jax "
+            "libtpu."
         )
     library = Path((spec and spec.origin) or "").parent / "libtpu.so"
     return TpuCompiler(jaxlib, libtpu, str(library))

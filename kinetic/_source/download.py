@@ -31,7 +31,7 @@ from kinetic._store.many import FILE_THREADS, at_once
 from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull
 
 _WORTH_THREADS_BYTES = 8 << 20
-_RESUBMIT = "The damaged copy was removed from the store: submit the job again."
+_RESUBMIT = "It was removed from the store: submit the job again."
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,8 @@ def _search(start: Path, shared: Collection[Path]) -> tuple[Path, bool]:
 
     Begin in the folder around the outermost package of `start`, and go up to the first folder with
     one of `MARKERS`; if there is none, up to the first with a `.kineticignore`. Stop below the
-    folders `shared`, which belong to no single project. Without a marker, return the folder where
-    the search began, and False."""
+    folders `shared`, which belong to no single project. Without either, return the folder where the
+    search began, and False."""
     outside = start
     while (
         (outside / "__init__.py").is_file()

@@ -145,8 +145,9 @@ def check_requirement(
     if "file:" in place or ("://" not in text and _PATH.fullmatch(place)):
         raise UsageError(
             f"{where}: hosts cannot read {text}, which is on this machine. If it is part of the "
-            "project, remove the line and list what the package requires. Otherwise install it "
-            "editable, so that it is sent with the job, or name a published version."
+            "project, list what the package requires in place of this line. Otherwise remove the "
+            "line and install the package with `pip install -e`, so that it is sent with the job, "
+            "or name a published version."
         )
     if "://" not in text or " @ " in text:  # pip parses a bare URL.
         read_requirement(where, text)

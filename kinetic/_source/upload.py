@@ -114,11 +114,11 @@ def upload(
 
 
 class _Upload:
-    """One upload.
+    """One upload of a project to the store, in which small files travel together in packs.
 
     Attributes:
         changes: files that changed since they were packed.
-        packs: the packs that the store now has, by name: the sizes of their files, by digest.
+        packs: for each pack in the store, by name, the sizes of its files in bytes, by digest.
         file_sizes, list_sizes: sizes in bytes of the files and of the lists that were sent.
     """
 
@@ -190,7 +190,8 @@ class _Upload:
         return dataclasses.replace(base, deltas=deltas)
 
     def _send_large(self, contents: Sequence[Sequence[File]]) -> dict[str, bytes]:
-        """Send large files, each as an object; return the contents of those that became small."""
+        """Send large files, each as an object. Return the contents, by digest, of those that have
+        become small since they were listed: they travel in packs."""
         small: dict[str, bytes] = {}
 
         def send(same: Sequence[File]) -> None:

@@ -47,9 +47,10 @@ BACK_BYTES = 1 << 16
 def open_stored_log(store: Store, log_key: str) -> FileLog | ObjectLog:
     """Return the output of one host in one attempt, which may not exist yet.
 
-    `log_key` is the key that the log has in a folder. The result's `read` returns some of the
-    segments after an offset, in order, and none at the end. With `to_end` it also returns bytes
-    without a record, which may be used only after the writer has ended.
+    `log_key` is the log's key in a store that is a folder; in a bucket it is the prefix of the
+    log's objects. The result's `read` returns some of the segments after an offset, in order, and
+    none at the end. With `to_end`, for after the writer has ended, it also returns bytes that the
+    index does not list.
     """
     if (folder := folder_of(store)) is None:
         return ObjectLog(store, log_key)

@@ -103,7 +103,7 @@ def test_a_requirements_file(project):
     [
         ("-e .", "line 2: -e . names a folder of this machine"),
         ("--editable=./lib", "names a folder"),
-        ("./lib", "remove the line and list what the package"),
+        ("./lib", "list what the package requires in place of this line"),
         ("../lib[extra]", "is on this machine"),
         ("/opt/lib", "is on this machine"),
         ("file:///opt/lib", "is on this machine"),

@@ -216,6 +216,8 @@ def _check_image(_observed: Observed, pod: Pod) -> JobDiagnosis | None:
     text_without_names = _NAMES.sub("", message).lower()
     hopeless = any(words in text_without_names for words in _HOPELESS_IMAGE)
     advice = "Check container_image=, and that the nodes may read the repository."
+    if "too many requests" in text_without_names:
+        advice = "The cluster tries again; if it stays so, use a registry of your own."
     text = f'The image {pod.image} cannot be pulled: "{message}".'
     return JobDiagnosis(JobCause.IMAGE_PULL, f"{text} {advice}", hopeless)
 

@@ -220,7 +220,8 @@ class Pod:
         memory_limit: the memory limit of the container, as written, or "".
         noun, number: the pod's name for users: "host 2", "head 0", or "worker 0" with Pathways.
         leads: True if the pod leads the gang.
-        code: the exit code of kinetic's program; a `ProgramCode` if the program ended by itself.
+        code: the exit code of kinetic's program, a `ProgramCode` if it chose its code itself; None
+            while it runs, and for pods that are not kinetic's.
     """
 
     name: str

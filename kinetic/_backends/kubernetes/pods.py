@@ -313,8 +313,8 @@ def _selector(plan: Plan) -> Document:
 
 
 def _reservation(reservation: str) -> Document:
-    """Return the labels of nodes in a reservation. If the reservation names its project, GKE may
-    create nodes for the pods; these labels tell it to use the reservation."""
+    """Return the labels of nodes in a reservation. Of a reservation with its project,
+    `projects/P/reservations/R`, they also let GKE create nodes in it for the pods."""
     project, _, name = reservation.removeprefix("projects/").rpartition("/reservations/")
     shared = {_RESERVATION_PROJECT: project, _RESERVATION_AFFINITY: "specific"}
     return {RESERVATION_LABEL: name} | (shared if project else {})

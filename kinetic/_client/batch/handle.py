@@ -307,9 +307,9 @@ class BatchHandle(Generic[R_co]):
             if view.is_submitting or not view.list_inputs(InputState.WAITING):
                 raise
             raise WaitTimeout(
-                f"{self._describe_ends()}. The process that submits the inputs "
-                f"({view.records.read_stamp() or 'not this one'}) does not answer and may be "
-                "suspended. Resume or end that process; it will submit no more inputs."
+                f"{self._describe_ends()}. The batch is cancelled, but the process that submits "
+                f"its inputs ({view.records.read_stamp() or 'not this one'}) does not answer and "
+                "may be suspended. Resume or end that process: it submits no more inputs."
             ) from error
 
     @hide_frames

@@ -93,7 +93,8 @@ class Reporter:
         if self._is_elastic:
             self._announce_slices(self._place)
             return
-        number, limit = self._attempt, self._plan.options.retries
+        # Only failures use up retries: after a preemption there may be one more attempt.
+        number, limit = self._attempt, self._attempt - 1 + self._place.retries_left
         if number > 1:
             why = f": {why}" if (why := self._place.failed_before) else "."
             self._log.say(

@@ -164,7 +164,8 @@ class Fingerprints:
         return getattr(self._thread, "awaits", False)
 
     def lower(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Lower a program, and note it if it is about to run."""
+        """Lower a program by JAX's own function, `original`. If it was called to run the program,
+        not by `.lower()`, note the program."""
         computation = original(*args, **options)
         if (call := _find_call()) is not None:
             with contextlib.suppress(Exception):

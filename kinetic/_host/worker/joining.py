@@ -241,7 +241,8 @@ class _Attachment:
         return joining_first
 
     def _keep_devices(self) -> None:
-        """Undo a program's choice of virtual CPUs: these stand for the simulated chips here."""
+        """Restore the number of virtual CPU devices if the program has changed it: on a simulated
+        host each of them stands for a chip."""
         requested = _cpu_devices()
         if self._devices in (-1, requested):
             return
@@ -254,7 +255,8 @@ class _Attachment:
         )
 
     def _is_mine(self) -> bool:
-        """True if this process is the owner, not a fork of it or a child of multiprocessing."""
+        """True in the worker that joins JAX for its host, not in a fork of it or a child of
+        multiprocessing."""
         if os.getpid() != self._owner:
             return False
         multiprocessing = sys.modules.get("multiprocessing.process")

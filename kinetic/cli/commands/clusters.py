@@ -408,8 +408,8 @@ def down(**options: Any) -> None:
     wanted, doors, _ = _find(options)
     if store is not None and store.removeprefix("gs://") != wanted.bucket:
         raise UsageError(
-            f"The bucket of {wanted.name} is {wanted.bucket}, not {store}. Nothing was removed. To "
-            f"remove it, write --delete-store {wanted.bucket}."
+            f"The bucket of the cluster {wanted.name} is {wanted.bucket}, not {store}. Nothing was "
+            f"removed. To remove it with the cluster, write --delete-store {wanted.bucket}."
         )
     decide = partial(list_removals, wanted, with_bucket=store is not None)
     observed = convergence.observe(wanted, doors, whole=False)
