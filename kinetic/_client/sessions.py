@@ -188,8 +188,11 @@ class SessionHandle:
         return f"{_name_slices(self._plan.options)}{price}"
 
     def describe_existence(self, ignored: Sequence[str] = ()) -> str:
-        """Return a sentence for a caller who asked to start a session that already exists, with
-        the options that the session does not have."""
+        """Return a sentence for a caller who asked to start a session that already exists.
+
+        Args:
+            ignored: The caller's options that the session does not have, such as `keep=True`.
+        """
         words = (
             f"The session {self.name} exists already ({self.job.job_id}), and keeps the options "
             "with which it was started"

@@ -66,6 +66,7 @@ def test_all_hosts_save_and_another_attempt_follows_that_does_not_count(place, m
     saved = [f"marker-{attempt}-{host}-saved" for attempt in (1, 2) for host in (0, 1)]
     assert handle.result(timeout=180) == saved
     assert handle.outcome().attempt == 3
+    assert "kinetic: attempt 3 of 4 begins." in handle.logs()
 
 
 def test_the_attempt_ends_as_preempted_when_all_have_saved(local_place, monkeypatch):
