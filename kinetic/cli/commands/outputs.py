@@ -65,8 +65,8 @@ def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bo
         name = job_id if job_id.startswith(BATCH) else refs[0].job_id
         standings = app.board.read_standings(refs).values()
         has_ended = all(standing.ended_at is not None for standing in standings)
-        later = "" if has_ended else " yet. They are stored when the function ends"
-        output.notice(f"{name} has no output files{later}.")
+        hint = "" if has_ended else " yet. They are stored when the function ends"
+        output.notice(f"{name} has no output files{hint}.")
     elif folder is not None:
         if existing := [name for name in files if (folder / name).exists()]:
             raise UsageError(
