@@ -66,8 +66,8 @@ class UsageTypeError(UsageError, TypeError):
 
 
 class DataNotFound(UsageError, FileNotFoundError):
-    """The file or folder that was declared as data does not exist; nothing was created. Relative
-    paths start at the working directory."""
+    """The file or folder that was declared as data does not exist. Relative paths start at the
+    working directory; a host has only the data that its call passes to the function."""
 
 
 class UnknownAccelerator(UsageError):

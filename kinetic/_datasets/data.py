@@ -57,7 +57,8 @@ class Data(_Path):
             not exist. For simulated slices, a folder of this machine stands in for it.
 
     Raises:
-        UsageError: The path does not exist, or the URI is malformed.
+        UsageError: The path does not exist (on a host only when it is used), or the URI is
+            malformed.
 
     Example:
         ```python

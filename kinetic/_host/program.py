@@ -226,7 +226,10 @@ class _Joining(_HostProgram):
         return pod.attempt_of(identity, plan, self._store) if identity.is_pod else identity.attempt
 
     def _take_part(self) -> int:
-        policy = make_policy(self._plan, attempt=self._identity.attempt)
+        plan, attempt = self._plan, self._identity.attempt
+        policy = make_policy(plan, attempt=attempt)
+        if self._identity.is_pod:  # Earlier attempts, in other pods, have used up retries.
+            policy = pod.read_policy(plan, self._store, attempt)
         _, status = self._await_agent(self._fork_agent(policy))
         code = self._read_code(status)
         processes.kill_descendants()

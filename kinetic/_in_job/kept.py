@@ -11,8 +11,8 @@ class Kept(SimpleNamespace):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"nothing named {name!r} is kept: kinetic.kept is empty in the first call, and without "
-            f"keep=True. Test with hasattr(kinetic.kept, {name!r}).",
+            f"nothing named {name!r} is kept: kinetic.kept is empty in the first call, and in "
+            f"calls that are not kept (keep=True). Test with hasattr(kinetic.kept, {name!r}).",
             name=name,
             obj=self,
         )

@@ -175,10 +175,20 @@ def _pickle_exception(
 
 
 def _is_alike(one: BaseException, other: BaseException, dumps: Dumps) -> bool:
-    """True if two exceptions of a class have the same arguments, slots and names of attributes."""
-    return vars(one).keys() == vars(other).keys() and (
-        dumps((one.args, _read_slots(one))) == dumps((other.args, _read_slots(other)))
-    )
+    """True if two exceptions of a class have the same names of attributes, and the same arguments
+    and slots as far as these can be pickled."""
+
+    def differ(a: object, b: object) -> bool:
+        with suppress(Exception):
+            return dumps(a) != dumps(b)
+        return False
+
+    names = [vars(each).keys() | _read_slots(each).keys() for each in (one, other)]
+    if names[0] != names[1] or len(one.args) != len(other.args):
+        return False
+    slots, others = _read_slots(one), _read_slots(other)
+    pairs = [*zip(one.args, other.args, strict=True), *((slots[n], others[n]) for n in slots)]
+    return not any(differ(a, b) for a, b in pairs)
 
 
 def _list_slots(cls: type[BaseException]) -> dict[str, Any]:

@@ -87,8 +87,8 @@ def unpack_exception(data: bytes) -> BaseException:
 def _without_keras_distribution() -> Iterator[None]:
     """Unset the distribution of Keras. While it is set, Keras creates variables when it pickles a
     model: a collective of all hosts, of which only one may be packing."""
-    keras: Any = sys.modules.get("keras.distribution")
-    distribution = None if keras is None else keras.distribution()
+    keras: Any = getattr(sys.modules.get("keras"), "distribution", None)
+    distribution = keras.distribution() if hasattr(keras, "distribution") else None
     if distribution is None:
         yield
         return

@@ -29,7 +29,7 @@ from kinetic.errors import StoreError
 
 _log = logging.getLogger("kinetic.packaging")
 
-SCHEMA = 5
+SCHEMA = 6
 _WIDTH = 6
 _RACY_NS = 2_000_000_000
 _ABSENT: Stamp = (-1,) * _WIDTH

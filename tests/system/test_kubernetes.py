@@ -92,6 +92,8 @@ def test_a_lost_pod_is_retried_with_the_whole_gang(on_cluster, home, host):
     lose(on_cluster, handle, host)
     assert handle.result(timeout=90) == "again"
     assert handle.outcome().attempt == 2
+    for each in (0, 1):
+        assert "kinetic: attempt 2 of 2 begins." in handle.logs(host=each)
 
 
 @pytest.mark.double

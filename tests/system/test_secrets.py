@@ -26,7 +26,7 @@ def holding(secret, home, handle):
     ]
     for pid in (supervisor, *agents.values(), *zygotes()):
         paths += [Path(f"/proc/{pid}/environ"), Path(f"/proc/{pid}/cmdline")]
-        with contextlib.suppress(FileNotFoundError):  # It has ended.
+        with contextlib.suppress(OSError):  # It has ended.
             paths += Path(f"/proc/{pid}/fd").iterdir()
     names = []
     for path in paths:

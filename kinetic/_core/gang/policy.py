@@ -125,7 +125,8 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     if outcome.verdict is not Verdict.FAILED or first is None or not slices:
         return None
     per_slice = len(outcome.reports) // len(slices)
-    # Hosts that aborted count as lost only if no host died in another way, or host 0 aborted.
+    # Hosts that aborted count as lost only if no host died in another way; those that JAX aborts
+    # after host 0, only if host 0 did not abort.
     ranks = {r.host: blame_rank(r) for r in outcome.reports if r.exit.kind.fatal}
     lowest = min(ranks.values(), default=0)
     dead = [host for host, rank in ranks.items() if rank < ABORTED_RANK or rank == lowest]

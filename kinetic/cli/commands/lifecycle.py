@@ -136,7 +136,7 @@ def cancel(
 
 
 def _has_ended(batch: BatchHandle[Any]) -> bool:
-    """True if every input has ended, or its job was removed or not submitted; False if the backend
+    """True if every input has ended, or its job was removed or refused; False if the backend
     does not answer."""
     try:
         statuses = dict(batch.statuses())

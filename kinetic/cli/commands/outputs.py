@@ -64,7 +64,7 @@ def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bo
     if not files and not (as_json and folder is None):
         name = job_id if job_id.startswith(BATCH) else refs[0].job_id
         standings = app.board.read_standings(refs).values()
-        has_ended = all(standing.ended_at is not None for standing in standings)
+        has_ended = bool(refs) and all(standing.ended_at is not None for standing in standings)
         hint = "" if has_ended else " yet. They are stored when the function ends"
         output.notice(f"{name} has no output files{hint}.")
     elif folder is not None:
