@@ -146,13 +146,10 @@ def _iterate_parts(value: object, attempt: Attempt) -> Iterator[tuple[str, objec
         yield from ((f" key {key!r:.40}", key) for key in value)
     elif isinstance(value, set | frozenset):
         yield from ((" member", part) for part in value)
-    elif not isinstance(value, type | ModuleType | FunctionType) and not _is_keras_model(value):
+    elif hasattr(type(value), "_unpickle_model"):
+        return  # Keras pickles its objects by their configuration, not by their attributes.
+    elif not isinstance(value, type | ModuleType | FunctionType):
         yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
-
-
-def _is_keras_model(value: object) -> bool:
-    """True for objects of Keras that are pickled by their configuration, not their attributes."""
-    return hasattr(type(value), "_unpickle_model")
 
 
 def _bisect_items(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str, object]]:
